@@ -1,0 +1,1 @@
+"""What crosses rooms as files: routing statistics, prune plans, metrics. No torch, no model code."""

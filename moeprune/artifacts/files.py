@@ -1,0 +1,44 @@
+"""Files that are either whole or absent: written beside, flushed to disk, renamed."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from moeprune.artifacts.errors import InputError
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A path beside `path` to write to; renamed over `path` when the block ends well, removed when it does not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield beside
+        with beside.open("rb") as written:
+            os.fsync(written.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    with whole_file(path) as beside:
+        beside.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Indented JSON with a final newline; NaN and infinity are refused, since other readers cannot parse them."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The parsed file. Raises InputError when it is missing, empty or not JSON."""
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not a JSON file ({error})") from error

@@ -1,0 +1,222 @@
+"""Routing statistics: what a calibration pass saw, as sums that add.
+
+One self-contained .safetensors file. Tensors are named `<domain>/<module path of the MoE block>/<statistic>`; the
+trajectories whose sha256 of token ids is even are also kept apart under `<domain>/<block>/half/<statistic>` (the other
+half is the difference). The manifest is JSON in the file's metadata under the key `manifest`.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.files import whole_file
+
+FORMAT = "moeprune.statistics/1"
+Part = Literal["all", "even", "odd"]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One MoE layer as selection needs to know it; selection never sees the model."""
+
+    name: str  # module path of the MoE block, e.g. "model.layers.3.mlp"
+    num_experts: int
+    top_k: int
+    num_groups: int = 1  # router groups; experts g*E/G .. (g+1)*E/G - 1 form group g
+    topk_group: int = 1  # groups a token may draw from
+    group_minimum: int = 1  # experts a group must keep for the router's group score to exist (2 for a top-2 sum)
+    routing: str = ""  # the rule in words, e.g. "softmax over all, top-k, renormalised"
+    gates_input: bool = False  # llama4: the gate multiplies the expert's input
+
+
+@dataclass(frozen=True)
+class LayerStatistics:
+    """Sums over the counted tokens of one layer (E experts, H hidden). Only routed (token, expert) pairs enter.
+
+    g is the coefficient the model multiplies an expert's output f with, n = ||f||_2 (float32). Sums are float64,
+    counts int64 (float64 after mixing domains with weights).
+    """
+
+    tokens: np.ndarray  # ()      counted tokens
+    co_count: np.ndarray  # (E, E)  tokens that select both; the diagonal is the routing count
+    norm_product: np.ndarray  # (E, E)  sum g_i n_i g_j n_j
+    output_product: np.ndarray  # (E, E)  sum <g_i f_i, g_j f_j>
+    gate_sum: np.ndarray  # (E,)    sum g
+    norm_sum: np.ndarray  # (E,)    sum n
+    norm_square_sum: np.ndarray  # (E,)    sum n^2
+    gated_norm_sum: np.ndarray  # (E,)    sum g n
+    output_max: np.ndarray  # (E,)    signed maximum of f over routed tokens and channels; -inf where never routed
+    output_sum: np.ndarray | None = None  # (E, H)  sum f; only with calibration.statistics: all
+
+    @property
+    def count(self) -> np.ndarray:
+        """Routing count N_e (E,)."""
+        return np.diagonal(self.co_count)
+
+    def __add__(self, other: "LayerStatistics") -> "LayerStatistics":
+        return _combine([self, other], [1, 1])
+
+    def __sub__(self, other: "LayerStatistics") -> "LayerStatistics":
+        """The sums of the tokens that are in `self` and not in `other`; output_max stays an upper bound."""
+        return replace(_combine([self, other], [1, -1]), output_max=self.output_max)
+
+
+SUMS = tuple(f.name for f in fields(LayerStatistics) if f.name != "output_max")
+
+
+def _combine(parts: list[LayerStatistics], weights: Iterable[float]) -> LayerStatistics:
+    values: dict[str, np.ndarray | None] = {}
+    weights = list(weights)
+    for name in SUMS:
+        arrays = [getattr(part, name) for part in parts]
+        if any(array is None for array in arrays):
+            values[name] = None
+            continue
+        terms = [array if weight == 1 else -array if weight == -1 else array * weight for array, weight in zip(arrays, weights)]
+        total = terms[0]
+        for term in terms[1:]:
+            total = total + term
+        values[name] = np.asarray(total)
+    maxima = [part.output_max for part, weight in zip(parts, weights) if weight > 0]
+    values["output_max"] = np.maximum.reduce(maxima)
+    return LayerStatistics(**values)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class RoutingStatistics:
+    """Statistics of every domain and layer, the even half of the trajectories, and the manifest that explains them."""
+
+    manifest: Mapping[str, Any]
+    layers: tuple[Layer, ...]
+    domains: Mapping[str, Mapping[str, LayerStatistics]]  # domain -> layer name -> sums
+    half: Mapping[str, Mapping[str, LayerStatistics]] = field(default_factory=dict)  # the even trajectories alone
+
+    @property
+    def key(self) -> str:
+        return str(self.manifest.get("key", ""))
+
+    @property
+    def fingerprint(self) -> str:
+        return str(self.manifest["model"]["fingerprint"])
+
+    def mix(self, weights: Mapping[str, float] | None = None, *, part: Part = "all") -> dict[str, LayerStatistics]:
+        """Layer name -> weighted sum over domains; a domain that is not named has weight 1.
+
+        `part` takes all trajectories, or the "even" or the "odd" half of them.
+        Raises InputError for an unknown domain, a negative or non-finite weight, or when every weight is 0.
+        """
+        weights = dict(weights or {})
+        for domain, weight in weights.items():
+            if domain not in self.domains:
+                raise InputError(f"selection.mix: unknown domain {domain!r}; the statistics hold {', '.join(self.domains)}")
+            if not np.isfinite(weight) or weight < 0:
+                raise InputError(f"selection.mix.{domain}: {weight} is not a weight; give a finite number >= 0")
+        used = {domain: weights.get(domain, 1.0) for domain in self.domains}
+        used = {domain: weight for domain, weight in used.items() if weight > 0}
+        if not used:
+            raise InputError("selection.mix: every domain has weight 0; give at least one a weight above 0")
+        return {
+            layer.name: _combine([self._part(domain, layer.name, part) for domain in used], used.values())
+            for layer in self.layers
+        }
+
+    def _part(self, domain: str, layer: str, part: Part) -> LayerStatistics:
+        whole = self.domains[domain][layer]
+        if part == "all":
+            return whole
+        even = self.half[domain][layer]
+        return even if part == "even" else whole - even
+
+    def __add__(self, other: "RoutingStatistics") -> "RoutingStatistics":
+        """Sums of two recordings of the same model. Raises InputError when the models or the layers differ."""
+        if self.fingerprint != other.fingerprint or self.layers != other.layers:
+            raise InputError("statistics of two different models cannot be added")
+
+        def merge(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, dict[str, LayerStatistics]]:
+            out: dict[str, dict[str, LayerStatistics]] = {domain: dict(layers) for domain, layers in a.items()}
+            for domain, layers in b.items():
+                out[domain] = {n: out[domain][n] + s for n, s in layers.items()} if domain in out else dict(layers)
+            return out
+
+        # Counts of records and tokens are in each manifest; the sum keeps both, in order.
+        manifest = {**self.manifest, "key": _joint_key(self.key, other.key), "domains": _merge_domains(self, other)}
+        return RoutingStatistics(manifest, self.layers, merge(self.domains, other.domains), merge(self.half, other.half))
+
+    def save(self, path: Path) -> None:
+        """Write one .safetensors file, whole or not at all."""
+        tensors: dict[str, np.ndarray] = {}
+        for prefix, group in (("", self.domains), ("half/", self.half)):
+            for domain, layers in group.items():
+                for name, sums in layers.items():
+                    for f in fields(sums):
+                        value = getattr(sums, f.name)
+                        if value is not None and not (prefix and f.name == "output_max"):
+                            tensors[f"{domain}/{name}/{prefix}{f.name}"] = np.ascontiguousarray(value)
+        manifest = {**self.manifest, "format": FORMAT, "layers": [asdict(layer) for layer in self.layers]}
+        with whole_file(path) as beside:
+            save_file(tensors, beside, metadata={"manifest": json.dumps(manifest, allow_nan=False)})
+
+    @classmethod
+    def load(cls, path: Path) -> "RoutingStatistics":
+        """Read a file written by `save`. Raises InputError when it is missing, truncated or something else."""
+        path = Path(path)
+        if not path.is_file():
+            raise InputError(f"{path}: no such statistics file; make one with `moeprune record`")
+        try:
+            with safe_open(path, framework="np") as file:
+                manifest = json.loads((file.metadata() or {}).get("manifest", "{}"))
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        except (SafetensorError, json.JSONDecodeError) as error:
+            raise InputError(f"{path}: not a readable statistics file ({error}); record again") from error
+        if manifest.get("format") != FORMAT:
+            raise InputError(f"{path}: format {manifest.get('format')!r}, expected {FORMAT!r}; make one with `moeprune record`")
+        layers = tuple(Layer(**layer) for layer in manifest["layers"])
+        domains: dict[str, dict[str, LayerStatistics]] = {}
+        half: dict[str, dict[str, LayerStatistics]] = {}
+        for domain in manifest["domains"]:
+            domains[domain] = {layer.name: _read(tensors, f"{domain}/{layer.name}/") for layer in layers}
+            half[domain] = {layer.name: _read(tensors, f"{domain}/{layer.name}/half/") for layer in layers}
+        return cls(manifest, layers, domains, half)
+
+
+def _read(tensors: Mapping[str, np.ndarray], prefix: str) -> LayerStatistics:
+    values = {name: tensors.get(prefix + name) for name in SUMS}
+    missing = [name for name, value in values.items() if value is None and name != "output_sum"]
+    if missing:
+        raise InputError(f"statistics: {prefix}{missing[0]} is missing; the file is incomplete, record again")
+    maximum = tensors.get(prefix + "output_max")
+    if maximum is None:  # halves carry sums only
+        maximum = np.full(values["gate_sum"].shape, -np.inf)  # type: ignore[union-attr]
+    return LayerStatistics(output_max=maximum, **values)  # type: ignore[arg-type]
+
+
+def _joint_key(*keys: str) -> str:
+    return hashlib.sha256("+".join(keys).encode()).hexdigest()[:12]
+
+
+def _merge_domains(a: RoutingStatistics, b: RoutingStatistics) -> dict[str, Any]:
+    merged = {domain: dict(info) for domain, info in a.manifest["domains"].items()}
+    for domain, info in b.manifest["domains"].items():
+        merged[domain] = _add_counts(merged[domain], info) if domain in merged else dict(info)
+    return merged
+
+
+def _add_counts(a: Any, b: Any) -> Any:
+    """Numbers add, mappings merge key by key, lists join; anything else keeps the first value."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return {key: _add_counts(a[key], b[key]) if key in a and key in b else a.get(key, b.get(key)) for key in {**a, **b}}
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        return a + b
+    if isinstance(a, list) and isinstance(b, list):
+        return a + b
+    return a

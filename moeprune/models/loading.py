@@ -1,0 +1,107 @@
+"""Open a model and its tokenizer from a path, a hub name or `reference`, with errors before the expensive step."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from moeprune.artifacts.errors import InputError
+from moeprune.reference import MODEL_DIR
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class ModelOptions(BaseModel):
+    """`model:` of a config."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str = "reference"  # a directory, a hub name, or `reference` for the embedded model
+    revision: str | None = None
+    dtype: Dtype = "auto"  # auto: float32 on CPU, the checkpoint's dtype on a GPU
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    model: Any  # a transformers PreTrainedModel in eval mode
+    tokenizer: Any
+    path: Path | None  # the local directory of the checkpoint, None for a hub model that was not resolved
+
+
+def resolve_path(path: str) -> str:
+    """A local directory as it is, `reference` as the embedded model's directory, anything else as a hub name.
+
+    Raises InputError for something that looks like a local path and does not exist or has no config.json.
+    """
+    if path == "reference":
+        return str(MODEL_DIR)
+    local = Path(path).expanduser()
+    if local.is_dir():
+        if not (local / "config.json").is_file():
+            raise InputError(f"model.path: {path} has no config.json; give the directory of a checkpoint")
+        return str(local)
+    if local.exists():
+        raise InputError(f"model.path: {path} is a file; give the directory of a checkpoint")
+    if path.startswith((".", "/", "~")) or path.count("/") != 1:
+        raise InputError(f"model.path: {path} does not exist; give a checkpoint directory, a hub name or `reference`")
+    return path
+
+
+def local_directory(options: ModelOptions) -> Path:
+    """The checkpoint's directory on this machine; a hub model is downloaded into the hub's cache first."""
+    path = resolve_path(options.path)
+    if Path(path).is_dir():
+        return Path(path)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(path, revision=options.revision))
+    except (RepositoryNotFoundError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise InputError(f"model.path: {path} is neither a directory nor a model the hub gave ({error})") from error
+
+
+def device_of(device: str) -> str:
+    """`auto` resolved to cuda where torch has one, otherwise cpu."""
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
+
+
+def load_config(directory: Path) -> Any:
+    """The transformers config of a checkpoint directory. Raises InputError when transformers does not know it."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(directory)
+    except (ValueError, KeyError, OSError) as error:
+        raise InputError(f"{directory}: transformers cannot read this config ({error})") from error
+
+
+def load_tokenizer(directory: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(directory)
+    except (ValueError, KeyError, OSError) as error:
+        raise InputError(f"{directory}: no tokenizer that transformers can read ({error})") from error
+
+
+def load_model(options: ModelOptions, *, device: str = "auto") -> LoadedModel:
+    """The model in eval mode on the device, and its tokenizer. Raises InputError for a bad path or an unknown config."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    directory = local_directory(options)
+    load_config(directory)
+    place = device_of(device)
+    dtype: Any = options.dtype
+    if dtype == "auto":
+        dtype = "float32" if place == "cpu" else "auto"
+    if dtype != "auto":
+        dtype = getattr(torch, dtype)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(place).eval()
+    return LoadedModel(model, load_tokenizer(directory), directory)

@@ -1,0 +1,8 @@
+"""The embedded reference MoE, its text of six domains and its agent trajectories; see README.md beside this file."""
+
+from pathlib import Path
+
+HERE = Path(__file__).parent
+MODEL_DIR = HERE / "model"
+DATA_DIR = HERE / "data"
+DOMAINS = ("prose", "python", "c", "json", "math", "agent")
