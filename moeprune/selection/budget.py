@@ -1,0 +1,147 @@
+"""How many experts go in each layer, checked before anything is solved."""
+
+import difflib
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.statistics import Layer
+from moeprune.selection.options import Budget
+
+
+@dataclass(frozen=True)
+class LayerBudget:
+    """What one layer is asked to give up."""
+
+    layer: Layer
+    requested: int  # experts the budget asks for: a count as it is, a fraction rounded down
+    pruned: int  # experts that go: less where kept counts must be multiples
+    must_keep: tuple[int, ...] = ()
+
+    @property
+    def kept(self) -> int:
+        return self.layer.num_experts - self.pruned
+
+    def __str__(self) -> str:
+        line = f"{self.layer.name}: removes {self.pruned} of {self.layer.num_experts}"
+        return line if self.pruned == self.requested else f"{line} (asked for {self.requested})"
+
+
+def layer_budgets(layers: tuple[Layer, ...], budget: Budget) -> list[LayerBudget]:
+    """One budget per layer. Raises InputError where a layer cannot give that many, or when no layer gives any."""
+    must_keep = _checked_must_keep(layers, budget)
+    budgets = [_layer_budget(layer, budget, must_keep.get(layer.name, ())) for layer in layers]
+    if not any(item.pruned for item in budgets):
+        first = budgets[0]
+        raise InputError(
+            f"selection.budget.prune: {budget.prune} removes nothing ({first}; kept counts are multiples of "
+            f"{step(first.layer, budget)}); raise it to {_least(first.layer, budget)} or more"
+        )
+    return budgets
+
+
+def budget_warnings(budgets: list[LayerBudget]) -> list[str]:
+    """Sentences about layers that give less than asked for, or nothing."""
+    short = [item for item in budgets if item.pruned != item.requested]
+    warnings = [f"{item.layer.name}: nothing is removed in this layer" for item in budgets if not item.pruned]
+    if short:
+        warnings.append(
+            f"the budget is not met exactly in {len(short)} of {len(budgets)} layers, because kept counts must be "
+            f"multiples: {'; '.join(map(str, short[:4]))}{' ...' if len(short) > 4 else ''}"
+        )
+    return warnings
+
+
+def step(layer: Layer, budget: Budget) -> int:
+    """Kept counts are multiples of this: equal numbers per router group, and the user's `multiple_of`."""
+    return math.lcm(budget.multiple_of, layer.num_groups)
+
+
+def floor(layer: Layer) -> int:
+    """The fewest experts with which the layer's router still works."""
+    per_group = max(layer.group_minimum, math.ceil(layer.top_k / layer.topk_group)) if layer.num_groups > 1 else 1
+    return max(layer.top_k, per_group * layer.num_groups)
+
+
+def group_of(layer: Layer) -> np.ndarray:
+    """Router group (experts,) of every expert."""
+    return np.arange(layer.num_experts) * layer.num_groups // layer.num_experts
+
+
+def requested_count(layer: Layer, budget: Budget) -> int:
+    """Experts the budget asks for. A fraction is read as the decimal number it was written as, then rounded down."""
+    if isinstance(budget.prune, int):
+        return budget.prune
+    return math.floor(Fraction(repr(budget.prune)) * layer.num_experts)
+
+
+def _layer_budget(layer: Layer, budget: Budget, must_keep: tuple[int, ...]) -> LayerBudget:
+    requested = requested_count(layer, budget)
+    multiple = step(layer, budget)
+    kept = min(-(-(layer.num_experts - requested) // multiple) * multiple, layer.num_experts)
+    _check_floor(layer, budget, kept)
+    _check_must_keep(layer, kept, must_keep)
+    return LayerBudget(layer, requested, layer.num_experts - kept, must_keep)
+
+
+def _check_floor(layer: Layer, budget: Budget, kept: int) -> None:
+    lowest = floor(layer)
+    if kept >= lowest:
+        return
+    multiple = step(layer, budget)
+    most = layer.num_experts - -(-lowest // multiple) * multiple
+    if most <= 0:
+        remedy = "no expert of this layer can go"
+    elif isinstance(budget.prune, int):
+        remedy = f"lower selection.budget.prune to {most} or less"
+    else:
+        remedy = f"lower selection.budget.prune to {_rounded_down(most, layer.num_experts)} or less"
+    if kept < layer.top_k:
+        why = f"the router picks top_k={layer.top_k}"
+    else:
+        why = (
+            f"the router has {layer.num_groups} groups, draws top_k={layer.top_k} from {layer.topk_group} of them and "
+            f"needs {layer.group_minimum} in each, so at least {lowest} must stay"
+        )
+    raise InputError(f"{layer.name}: keeps {max(kept, 0)} experts but {why}; {remedy}")
+
+
+def _check_must_keep(layer: Layer, kept: int, must_keep: tuple[int, ...]) -> None:
+    group, quota = group_of(layer), kept // layer.num_groups
+    for index in range(layer.num_groups):
+        held = [expert for expert in must_keep if group[expert] == index]
+        if len(held) > quota:
+            where = f" of router group {index}" if layer.num_groups > 1 else ""
+            raise InputError(
+                f"{layer.name}: selection.budget.must_keep names {len(held)} experts{where} but "
+                f"selection.budget.prune leaves {quota}; keep fewer of them or prune less"
+            )
+
+
+def _checked_must_keep(layers: tuple[Layer, ...], budget: Budget) -> dict[str, tuple[int, ...]]:
+    by_name = {layer.name: layer for layer in layers}
+    for name, experts in budget.must_keep.items():
+        if name not in by_name:
+            near = difflib.get_close_matches(name, by_name, n=1) or [layers[0].name]
+            raise InputError(f"selection.budget.must_keep: no MoE layer {name!r}; did you mean {near[0]!r}?")
+        limit = by_name[name].num_experts
+        for expert in experts:
+            if not 0 <= expert < limit:
+                raise InputError(f"selection.budget.must_keep.{name}: expert {expert} is not in 0..{limit - 1}")
+    return {name: tuple(sorted(set(experts))) for name, experts in budget.must_keep.items()}
+
+
+def _least(layer: Layer, budget: Budget) -> float | int:
+    """The smallest `prune`, of the kind the user typed, that removes something from this layer."""
+    multiple = step(layer, budget)
+    count = layer.num_experts - (layer.num_experts - 1) // multiple * multiple
+    return count if isinstance(budget.prune, int) else math.ceil(1e4 * count / layer.num_experts) / 1e4
+
+
+def _rounded_down(count: int, of: int) -> float:
+    """count / of, cut to four decimals so that it still floors to `count`."""
+    exact = count / of
+    return exact if Fraction(repr(exact)) * of >= count else math.ceil(1e4 * exact) / 1e4

@@ -1,0 +1,51 @@
+"""What a criterion sees of one layer: the layer's facts and its statistics, mixed over domains and domain by domain."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.statistics import Layer, LayerStatistics, Part, RoutingStatistics
+
+
+@dataclass(frozen=True)
+class LayerEvidence:
+    """One layer's statistics under one domain mix."""
+
+    layer: Layer
+    statistics: LayerStatistics  # the weighted sum over domains
+    domains: Mapping[str, LayerStatistics] = field(default_factory=dict)  # unweighted, those with a weight above 0
+
+    @property
+    def dead(self) -> np.ndarray:
+        """True (experts,) where no counted token was routed to the expert."""
+        return np.asarray(self.statistics.count) <= 0
+
+
+def gather(statistics: RoutingStatistics, mix: Mapping[str, float], *, part: Part = "all") -> list[LayerEvidence]:
+    """Evidence of every layer, in model order. Raises InputError when a layer saw no token of the mix."""
+    mixed = statistics.mix(mix, part=part)
+    used = [domain for domain in statistics.domains if mix.get(domain, 1.0) > 0]
+    alone = {domain: statistics.mix(_only(statistics, domain), part=part) for domain in used}
+    evidence = []
+    for layer in statistics.layers:
+        domains = {domain: alone[domain][layer.name] for domain in used}
+        evidence.append(LayerEvidence(layer, mixed[layer.name], domains))
+        if part == "all" and not float(mixed[layer.name].tokens) > 0:
+            raise InputError(f"{layer.name}: no counted token in the statistics of {', '.join(used)}; record more data")
+    return evidence
+
+
+def mix_shares(statistics: RoutingStatistics, mix: Mapping[str, float]) -> dict[str, float]:
+    """Domain -> its effective share of the mixed tokens (tokens x weight), summing to 1."""
+    name = statistics.layers[0].name
+    weighted = {
+        domain: mix.get(domain, 1.0) * float(layers[name].tokens) for domain, layers in statistics.domains.items()
+    }
+    total = sum(weighted.values())
+    return {domain: value / total if total else 0.0 for domain, value in weighted.items()}
+
+
+def _only(statistics: RoutingStatistics, domain: str) -> dict[str, float]:
+    return {other: float(other == domain) for other in statistics.domains}

@@ -1,0 +1,61 @@
+"""Bounds are never above brute force, and statuses are earned."""
+
+import numpy as np
+import pytest
+
+from moeprune.selection import certificate
+from moeprune.selection.certificate import lower_bound
+from moeprune.selection.objective import Quadratic
+from moeprune.selection.problem import problem
+from moeprune.selection.relaxation import ConvexProgram
+from moeprune.selection.select import certified
+from moeprune.selection.solvers import Greedy, Swap
+from tests.selection.cases import KINDS, brute_force, random_problem
+
+
+def test_bounds_are_never_above_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certificate, "ENUMERATE", 0)
+    source = np.random.default_rng(2)
+    tight = 0
+    for number in range(500):
+        case = random_problem(KINDS[number % len(KINDS)], int(source.integers(4, 11)), source)
+        best = brute_force(case)
+        bound = lower_bound(case, incumbent=Swap().solve(case).pruned)
+        assert bound is not None
+        assert bound.value <= best + 1e-9 * (1 + abs(best)), (number, bound)
+        matrix, linear = case.objective.quadratic, case.objective.linear
+        cheap = certificate.row_bound(ConvexProgram(matrix, linear, case.group, case.quota))
+        assert cheap <= best + 1e-9 * (1 + abs(best))
+        tight += bound.value >= best - 0.05 * abs(best) - 1e-6
+    assert tight > 250  # the bound is worth having
+
+
+def test_a_proposal_that_is_not_convex_is_repaired() -> None:
+    matrix = np.array([[0.0, -1.0], [-1.0, 0.0]])
+    program = certificate.repaired(ConvexProgram(matrix, np.zeros(2), np.zeros(2, dtype=int), np.array([1])))
+    assert np.linalg.eigvalsh(program.matrix)[0] >= 0
+    for pruned in (np.array([1.0, 0.0]), np.array([0.0, 1.0])):
+        assert pruned @ program.matrix @ pruned + program.linear @ pruned == pytest.approx(0.0)
+
+
+def test_statuses_are_earned() -> None:
+    source = np.random.default_rng(5)
+    small = random_problem("norms", 10, source)
+    assert certified(small, Swap().solve(small))[0].status == "proved_optimal"  # all sets were looked at
+    worse = Greedy().solve(random_problem("indefinite", 30, source))
+    assert worse.status == "local_optimum"
+    matrix = source.random((40, 40))
+    case = problem(Quadratic(matrix + matrix.T), 20)
+    solution, _ = certified(case, Swap().solve(case))
+    assert solution.status == "certified_gap"
+    assert solution.bound < solution.cost
+    assert solution.bound > 0.95 * solution.cost
+
+
+def test_too_many_experts_get_the_cheap_bound_and_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certificate, "SEMIDEFINITE_LIMIT", 30)
+    matrix = np.random.default_rng(0).random((40, 40))
+    case = problem(Quadratic(matrix + matrix.T), 20)
+    solution, warnings = certified(case, Swap().solve(case))
+    assert "cheap" in warnings[0]
+    assert 0 < solution.bound < solution.cost

@@ -1,0 +1,99 @@
+"""Solvers against brute force, and that neither the unit of F nor the order of ties changes a set."""
+
+import numpy as np
+import pytest
+
+from moeprune.selection.objective import Combination, Modular, Quadratic, Restricted, restrict
+from moeprune.selection.problem import Problem, problem
+from moeprune.selection.solvers import Greedy, Relaxed, Swap
+from tests.selection.cases import KINDS, brute_force, random_problem
+
+ROUNDING = 1e-9
+
+
+def test_swap_equals_brute_force_on_200_instances() -> None:
+    source = np.random.default_rng(1)
+    for number in range(200):
+        case = random_problem(KINDS[number % len(KINDS)], int(source.integers(4, 15)), source)
+        found = Swap().solve(case)
+        best = brute_force(case)
+        assert case.feasible(found.pruned)
+        assert found.cost == pytest.approx(case.objective.cost(found.pruned), abs=ROUNDING)
+        assert found.cost == pytest.approx(best, rel=ROUNDING, abs=ROUNDING), (number, case.quota)
+        assert found.status != "proved_optimal" or np.unique(case.quota).tolist() in ([0], [case.size])
+
+
+def test_a_zero_diagonal_is_solved_and_not_called_optimal() -> None:
+    matrix = np.array([[0, -3, 1, 0], [-3, 0, 0, 2], [1, 0, 0, 1], [0, 2, 1, 0]], dtype=float)
+    found = Swap().solve(problem(Quadratic(matrix), 2))
+    assert np.flatnonzero(found.pruned).tolist() == [0, 1]
+    assert found.cost == -6
+    assert found.status == "local_optimum"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_set_does_not_depend_on_the_unit(kind: str) -> None:
+    source = np.random.default_rng(7)
+    for _ in range(5):
+        case = random_problem(kind, 24, source)
+        here = Swap().solve(case)
+        for factor in (2.0**-40, 2.0**-13, 2.0**7, 2.0**40, 1e-9, 1e-8, 0.3, 1e6, 1e8):
+            there = Swap().solve(_times(case, factor))
+            if np.log2(factor) % 1 == 0:
+                assert np.array_equal(here.pruned, there.pruned)
+            assert there.cost / factor == pytest.approx(here.cost, rel=1e-9)
+
+
+def _times(case: Problem, factor: float) -> Problem:
+    return Problem(Quadratic(case.objective.quadratic * factor, case.objective.linear * factor), case.group, case.quota)
+
+
+def test_ties_go_to_the_lowest_ids_and_are_reported() -> None:
+    scores = Swap().solve(problem(Modular(np.array([2.0, 1.0, 1.0, 0.5, 1.0])), 2))
+    assert np.flatnonzero(scores.pruned).tolist() == [1, 3]
+    assert scores.ties == ((1, 2), (1, 4))
+    pairs = np.ones((6, 6)) + np.eye(6)
+    for solver in (Swap(), Relaxed()):
+        found = solver.solve(problem(Quadratic(pairs), 3))
+        assert np.flatnonzero(found.pruned).tolist() == [0, 1, 2]
+        assert len(found.ties) == 9
+
+
+def test_a_sum_of_scores_is_proved_and_a_diagonal_matrix_is_one() -> None:
+    diagonal = Quadratic(np.diag([3.0, 1.0, 2.0, 0.5]))
+    for solver in (Swap(), Greedy(), Relaxed()):
+        found = solver.solve(problem(diagonal, 2))
+        assert (np.flatnonzero(found.pruned).tolist(), found.status, found.bound) == ([1, 3], "proved_optimal", 1.5)
+
+
+@pytest.mark.parametrize("experts", [5, 9])
+def test_flip_and_swap_costs_are_differences_of_costs(experts: int) -> None:
+    source = np.random.default_rng(experts)
+    matrix = source.normal(size=(experts, experts))
+    matrix = matrix + matrix.T
+    quadratic = Quadratic(matrix, source.normal(size=experts))
+    modular = Modular(source.normal(size=experts))
+    both = Combination([quadratic, modular], [0.5, 2.0])
+    free, fixed = np.arange(1, experts), np.array([0])
+    shapes = [quadratic, modular, both, Restricted(both, free, fixed), restrict(quadratic, free, fixed)]
+    for objective in shapes:
+        pruned = source.random(objective.size) < 0.5
+        before = objective.cost(pruned)
+        for expert, change in enumerate(objective.marginal_costs(pruned)):
+            other = pruned.copy()
+            other[expert] ^= True
+            assert objective.cost(other) - before == pytest.approx(change)
+        for row, out in enumerate(np.flatnonzero(pruned)):
+            for column, into in enumerate(np.flatnonzero(~pruned)):
+                other = pruned.copy()
+                other[[out, into]] = False, True
+                change = objective.swap_costs(pruned)[row, column]
+                assert objective.cost(other) - before == pytest.approx(change)
+
+
+def test_a_general_objective_is_searched_like_a_quadratic_one() -> None:
+    source = np.random.default_rng(3)
+    case = random_problem("indefinite", 12, source)
+    general = Restricted(case.objective, np.arange(12), np.array([], dtype=int))
+    found = Swap().solve(Problem(general, case.group, case.quota))
+    assert found.cost == pytest.approx(brute_force(case))
