@@ -1,6 +1,7 @@
 """The tools answer like Python's own arithmetic on what they accept, and refuse everything else."""
 
 import gzip
+import itertools
 import json
 import random
 
@@ -77,7 +78,7 @@ def test_every_call_of_the_reference_trajectories_gives_the_recorded_result() ->
     calls = 0
     for record in records:
         messages = record["messages"]
-        for before, after in zip(messages, messages[1:]):
+        for before, after in itertools.pairwise(messages):
             for call in before.get("tool_calls") or []:
                 if call["function"]["name"] == "lookup":  # a later question may ask for the same item anew
                     assert run_tool(call["function"], [after]) == after["content"]

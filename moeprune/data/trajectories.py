@@ -1,0 +1,188 @@
+"""Domains -> token sequences, counted and explained: what was read, used, skipped and cut, and why."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from moeprune.artifacts.errors import InputError
+from moeprune.data.encoded import Encoded
+from moeprune.data.encoding import Encoder
+from moeprune.data.manifest import Tally
+from moeprune.data.options import Domain, Intake, Part
+from moeprune.data.problems import RecordProblem
+from moeprune.data.records import Record, normalise
+from moeprune.data.sources import Source, open_source
+
+CHUNK = 64  # records that are tokenised together
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One piece of a trajectory as the model reads it."""
+
+    ids: np.ndarray  # (tokens,) int32
+    counted: np.ndarray  # (tokens,) bool: enters the statistics
+    domain: str
+    trajectory: str  # sha256 of the WHOLE trajectory's ids as little-endian int64
+    piece: int = 0  # pieces after the first start without their past
+
+    @property
+    def half(self) -> str:
+        """ "even" or "odd": the half of the trajectories that this one belongs to."""
+        return "even" if int(self.trajectory[-1], 16) % 2 == 0 else "odd"
+
+
+@dataclass(frozen=True)
+class TokenSet:
+    """Sequences in an order that no file order can change, and what happened on the way, by domain."""
+
+    sequences: tuple[Sequence, ...]
+    manifest: Mapping[str, Mapping[str, Any]]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(sequence.ids) for sequence in self.sequences)
+
+
+def load_tokens(
+    domains: list[Domain] | tuple[Domain, ...],
+    tokenizer: Any,
+    intake: Intake | None = None,
+    *,
+    part: Part = "all",
+    holdout: float = 0.0,
+    vocab_size: int | None = None,
+) -> TokenSet:
+    """The token sequences of all domains.
+
+    `reference:NAME` has its held-out trajectories in a file of their own; of any other path "heldout" takes the
+    trajectories whose hash falls into the share `holdout` and "calibration" the others. `vocab_size` limits
+    pre-tokenised ids (default: the tokenizer's). Raises InputError for bad input, for a domain without a usable
+    record and for one with fewer counted tokens than intake.minimum_tokens.
+    """
+    intake = intake or Intake()
+    names = [domain.name for domain in domains]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise InputError(f"domains: the name {min(twice)} stands twice; give every domain a name of its own")
+    sequences: list[Sequence] = []
+    manifest, warnings = {}, []
+    for domain in domains:
+        encoder = Encoder(tokenizer, intake, count=domain.count, vocab_size=vocab_size)
+        tally = Tally(domain, intake, part)
+        source = open_source(domain, part=part)
+        share = _share(source, part, holdout)
+        encoded = _encoded(_records(source, domain, intake, tally), encoder, tally)
+        sequences += _take(encoded, tally, share=share)
+        manifest[domain.name] = tally.finish(source)
+        warnings += tally.warnings()
+    return TokenSet(tuple(sequences), manifest, tuple(warnings))
+
+
+def load_records(
+    domain: Domain,
+    *,
+    part: Part = "all",
+    intake: Intake | None = None,
+    tokenizer: Any = None,
+    holdout: float = 0.0,
+) -> list[dict[str, Any]]:
+    """The normalised records (messages and tools, or text, or input_ids) in the order of the files.
+
+    A part of a path other than `reference:` is told by token ids and needs the tokenizer.
+    """
+    intake = intake or Intake()
+    tally = Tally(domain, intake, part)
+    source = open_source(domain, part=part)
+    records = [record for _, record in _normalised(source, domain, intake, tally)]
+    if not records:
+        raise tally.nothing_usable()
+    share = _share(source, part, holdout)
+    if share is None:
+        return [record.plain() for record in records]
+    assert tokenizer is not None, "a held-out share of a user's file needs the tokenizer"
+    encoded = Encoder(tokenizer, intake).encode(records)
+    kept = [r for r, e in zip(records, encoded) if isinstance(e, Encoded) and _in_part(e.trajectory, share)]
+    return [record.plain() for record in kept]
+
+
+def _share(source: Source, part: Part, holdout: float) -> tuple[float, float] | None:
+    """The interval of hashes that this part takes, None for all of them."""
+    if part == "all" or source.splits_itself:
+        return None
+    if part == "heldout" and not holdout > 0:
+        raise InputError("evaluation.holdout is 0, so no trajectory is held out; raise it or name evaluation.domains")
+    return (0.0, holdout) if part == "heldout" else (holdout, 1.0)
+
+
+def _in_part(trajectory: str, share: tuple[float, float]) -> bool:
+    return share[0] <= int(trajectory[:13], 16) / 16**13 < share[1]
+
+
+def _normalised(source: Source, domain: Domain, intake: Intake, tally: Tally) -> Iterator[tuple[str, Record]]:
+    """Every good record after a hash of its content and the seed."""
+    for raw in source.records:
+        tally.read()
+        try:
+            if raw.problem:
+                raise raw.problem
+            record = normalise(raw.value, raw.place, fields=domain.fields, tabular=raw.tabular)
+            yield record.digest(intake.seed), record
+        except RecordProblem as problem:
+            tally.problem(problem, raw.place)
+
+
+def _records(source: Source, domain: Domain, intake: Intake, tally: Tally) -> Iterator[Record]:
+    """The records in the order of their hashes, so that a token limit takes the same whatever the file order."""
+    keyed: Iterable[tuple[str, Record]] = _normalised(source, domain, intake, tally)
+    if intake.shuffle and not domain.streaming:
+        keyed = sorted(keyed, key=lambda pair: pair[0])
+    return (record for _, record in keyed)
+
+
+def _encoded(records: Iterator[Record], encoder: Encoder, tally: Tally) -> Iterator[tuple[Record, Encoded]]:
+    while chunk := list(islice(records, CHUNK)):
+        for record, encoded in zip(chunk, encoder.encode(chunk)):
+            if isinstance(encoded, RecordProblem):
+                tally.problem(encoded, record.place)
+            else:
+                yield record, encoded
+
+
+def _take(
+    encoded: Iterator[tuple[Record, Encoded]], tally: Tally, *, share: tuple[float, float] | None
+) -> Iterator[Sequence]:
+    """Pieces until the domain's limit; the last trajectory is cut so that the limit is met exactly."""
+    domain, intake, left = tally.domain, tally.intake, tally.domain.tokens
+    found = False
+    for record, whole in encoded:
+        trajectory = whole.trajectory
+        if share is not None and not _in_part(trajectory, share):
+            tally.other_part()
+            continue
+        allowed = _allowed(len(whole.ids), domain, intake)
+        pieces = _pieces(allowed if left is None else min(allowed, left), intake.sequence_length)
+        taken = tally.used(record, whole, trajectory, pieces, allowed)
+        for index, piece in enumerate(pieces):
+            found = True
+            yield Sequence(whole.ids[piece], whole.counted[piece], domain.name, trajectory, index)
+        left = None if left is None else left - taken
+        if left == 0:
+            break
+    if not found:
+        raise tally.nothing_usable()
+
+
+def _allowed(length: int, domain: Domain, intake: Intake) -> int:
+    """How many tokens of a trajectory may enter: the cap per trajectory, then the overflow policy."""
+    length = min(length, domain.trajectory_tokens or length)
+    if length <= intake.sequence_length or intake.overflow == "split":
+        return length
+    return intake.sequence_length if intake.overflow == "truncate" else 0
+
+
+def _pieces(length: int, longest: int) -> list[slice]:
+    return [slice(start, min(start + longest, length)) for start in range(0, length, longest)]
