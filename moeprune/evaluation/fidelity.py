@@ -1,0 +1,192 @@
+"""How far a pruned model is from its unpruned teacher on held-out tokens: NLL, perplexity, KL, top-1 agreement.
+
+Batch by batch: the teacher's distribution of a batch is computed once, every student is compared with it, and both are
+dropped. Nothing is approximated and nothing is kept but sums per trajectory.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.plan import PrunePlan
+from moeprune.data.batches import collate, plan_batches
+from moeprune.data.trajectories import TokenSet
+from moeprune.evaluation.intervals import Comparison, DomainSums
+from moeprune.models.pruned import pruned
+
+# (input_ids int64 (batch, length), attention_mask int64 (batch, length)) -> logits (batch, length, vocabulary)
+Logits = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Progress = Callable[[int, int], None]  # (tokens done, tokens in all), after every batch
+
+BATCH_LOGITS = 2**28  # numbers in one batch of logits: 1 GiB in float32 for the teacher, and the same for a student
+CHUNK_LOGITS = 2**22  # numbers a softmax works on at a time
+_MEASURES = 4  # rows of the sums: NLL of the teacher, NLL, KL, agreement
+
+
+def fidelity(
+    model: Any,
+    plans: Mapping[str, PrunePlan],
+    token_set: TokenSet,
+    *,
+    batch_tokens: int = 8192,
+    seed: int = 0,
+    on_progress: Progress | None = None,
+) -> dict[str, dict[str, float]]:
+    """Label -> fidelity metrics of `model` pruned by each plan, against `model` as it is. See `compare_plans`."""
+    comparisons = compare_plans(model, plans, token_set, batch_tokens=batch_tokens, on_progress=on_progress)
+    return {label: comparison.metrics(seed=seed) for label, comparison in comparisons.items()}
+
+
+def compare_plans(
+    model: Any,
+    plans: Mapping[str, PrunePlan],
+    token_set: TokenSet,
+    *,
+    batch_tokens: int = 8192,
+    on_progress: Progress | None = None,
+) -> dict[str, Comparison]:
+    """Label -> comparison of `model` pruned by each plan with `model` as it is.
+
+    Raises InputError when a plan was made for another model or a domain has nothing to measure.
+    """
+    students = {label: pruned_logits(model, plan) for label, plan in plans.items()}
+    batch_tokens = bounded_batch_tokens(model, batch_tokens)
+    return compare(logits_of(model), students, token_set, batch_tokens=batch_tokens, on_progress=on_progress)
+
+
+def logits_of(model: Any) -> Logits:
+    """The model's logits as a function of ids and mask; inputs are moved to its device."""
+
+    def logits(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        device = model.device
+        return model(input_ids=input_ids.to(device), attention_mask=attention_mask.to(device), use_cache=False).logits
+
+    return logits
+
+
+def pruned_logits(model: Any, plan: PrunePlan) -> Logits:
+    """Like `logits_of`, with only the experts the plan keeps; between two calls the model is the original."""
+    inside, whole = pruned(model, plan), logits_of(model)
+
+    def logits(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        with inside:
+            return whole(input_ids, attention_mask)
+
+    return logits
+
+
+def bounded_batch_tokens(model: Any, batch_tokens: int) -> int:
+    """`batch_tokens`, or less where the vocabulary would make a batch's logits larger than BATCH_LOGITS."""
+    return min(batch_tokens, max(1, BATCH_LOGITS // model.config.get_text_config().vocab_size))
+
+
+@torch.no_grad()
+def compare(
+    teacher: Logits,
+    students: Mapping[str, Logits],
+    token_set: TokenSet,
+    *,
+    batch_tokens: int = 8192,
+    on_progress: Progress | None = None,
+) -> dict[str, Comparison]:
+    """Label -> comparison of each student with the teacher, on the same tokens.
+
+    A position counts when the token after it is a counted token of the same piece. The logits are held in float32 for
+    one batch of the teacher and one of a student: choose `batch_tokens` by the vocabulary (`bounded_batch_tokens`).
+    Raises InputError when a domain has no position that counts, when a student has another vocabulary, and
+    FloatingPointError when logits are not finite.
+    """
+    groups = _Trajectories(token_set)
+    sums = {label: np.zeros((_MEASURES, len(groups.keys))) for label in students}
+    done, total = 0, sum(len(sequence.ids) for sequence in token_set.sequences)
+    for indices in plan_batches(token_set.sequences, batch_tokens):
+        input_ids, attention_mask, counted = collate([token_set.sequences[index] for index in indices])
+        rows, columns = (counted & (attention_mask > 0))[:, 1:].nonzero(as_tuple=True)
+        done += int(attention_mask.sum())
+        if len(rows):
+            owners = groups.owners[indices][rows.numpy()]
+            targets = input_ids[:, 1:][rows, columns]
+            reference = _log_probabilities(teacher(input_ids, attention_mask), rows, columns)
+            for label, student in students.items():
+                scores = _scores(reference, student(input_ids, attention_mask), rows, columns, targets, label)
+                for measure in range(_MEASURES):
+                    sums[label][measure] += np.bincount(owners, weights=scores[measure], minlength=len(groups.keys))
+        if on_progress is not None:
+            on_progress(done, total)
+    return {label: groups.comparison(values) for label, values in sums.items()}
+
+
+class _Trajectories:
+    """Which (domain, trajectory) every piece belongs to, and how many positions of each count."""
+
+    def __init__(self, token_set: TokenSet) -> None:
+        sequences = token_set.sequences
+        targets = np.array([int(sequence.counted[1:].sum()) for sequence in sequences], dtype=np.int64)
+        self.keys = sorted({(sequence.domain, sequence.trajectory) for sequence in sequences})
+        number = {key: position for position, key in enumerate(self.keys)}
+        self.owners = np.array([number[sequence.domain, sequence.trajectory] for sequence in sequences], dtype=np.int64)
+        self.tokens = np.zeros(len(self.keys), dtype=np.int64)
+        np.add.at(self.tokens, self.owners, targets)
+        # Domains in the order of the data, which is the order of the config.
+        self.domains = list(dict.fromkeys(sequence.domain for sequence in sequences))
+        empty = set(self.domains) - {key[0] for key, count in zip(self.keys, self.tokens) if count}
+        if empty or not self.domains:
+            raise InputError(
+                f"evaluation domain {', '.join(sorted(empty)) or '(none)'}: no next-token position counts, so there is "
+                "nothing to measure; give it longer trajectories or another `count`"
+            )
+
+    def comparison(self, values: np.ndarray) -> Comparison:
+        """`values` (measures, trajectories) by domain, without trajectories that have no position that counts."""
+        domains = {}
+        for domain in self.domains:
+            chosen = [i for i, key in enumerate(self.keys) if key[0] == domain and self.tokens[i]]
+            names = tuple(self.keys[i][1] for i in chosen)
+            domains[domain] = DomainSums(names, self.tokens[chosen], *(values[row, chosen] for row in range(_MEASURES)))
+        return Comparison(domains)
+
+
+def _chunks(rows: torch.Tensor, vocabulary: int) -> list[slice]:
+    step = max(1, CHUNK_LOGITS // vocabulary)
+    return [slice(start, start + step) for start in range(0, len(rows), step)]
+
+
+def _log_probabilities(logits: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """Log-softmax in float32 at the positions (rows, columns): (positions, vocabulary), filled chunk by chunk."""
+    out = torch.empty(len(rows), logits.shape[-1], dtype=torch.float32, device=logits.device)
+    for chunk in _chunks(rows, logits.shape[-1]):
+        out[chunk] = logits[rows[chunk], columns[chunk]].float().log_softmax(dim=-1)
+    return out
+
+
+def _scores(
+    reference: torch.Tensor,
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    columns: torch.Tensor,
+    targets: torch.Tensor,
+    label: str,
+) -> np.ndarray:
+    """(4, positions) float64: NLL of the teacher, NLL of the student, KL(teacher || student), agreement."""
+    vocabulary = reference.shape[-1]
+    if logits.shape[-1] != vocabulary:
+        raise InputError(
+            f"evaluation: {label} has {logits.shape[-1]} logits a token and its teacher {vocabulary}; they can only be "
+            "compared when they share one vocabulary"
+        )
+    out = torch.empty(_MEASURES, len(rows), dtype=torch.float64)
+    for chunk in _chunks(rows, vocabulary):
+        ours = logits[rows[chunk], columns[chunk]].float().log_softmax(dim=-1).to(reference.device)
+        theirs, target = reference[chunk], targets[chunk, None].to(reference.device)
+        out[0, chunk] = -theirs.gather(1, target)[:, 0].double().cpu()
+        out[1, chunk] = -ours.gather(1, target)[:, 0].double().cpu()
+        out[2, chunk] = (theirs.exp() * (theirs - ours)).sum(dim=-1).double().cpu()
+        out[3, chunk] = (theirs.argmax(dim=-1) == ours.argmax(dim=-1)).double().cpu()
+    if not torch.isfinite(out).all():
+        raise FloatingPointError(
+            f"evaluation: {label} or its teacher gave logits that are not finite; use another dtype"
+        )
+    return out.numpy()
