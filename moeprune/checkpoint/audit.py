@@ -1,0 +1,136 @@
+"""Is the checkpoint on disk what it should be? Names, shapes and files against what was planned, a strict reload."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moeprune.artifacts.files import read_json
+from moeprune.checkpoint.headers import Entry, read_header
+from moeprune.checkpoint.inventory import INDEX, Inventory
+from moeprune.checkpoint.memory_names import auto_class, model_class
+from moeprune.checkpoint.shards import Shard
+
+
+class AuditError(RuntimeError):
+    """The written checkpoint is not what it should be; it was not put in place."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was checked and found right."""
+
+    tensors: int  # on disk, each with the planned file, name, type, shape and size
+    dropped: int  # tensors of the source that have no counterpart
+    files: int  # of the directory, exactly the planned ones
+    routers: int  # layers whose router rows were read back and compared
+    reload: str  # "strict", or why it was left out
+    unused: tuple[str, ...] = ()  # names that transformers does not load, neither here nor from the source
+
+
+def require_headers(directory: Path, shards: Iterable[Shard]) -> dict[str, Entry]:
+    """Every tensor on disk by name. Raises AuditError at the first that is not as planned, missing or too many."""
+    found: dict[str, Entry] = {}
+    for shard in shards:
+        entries, _ = read_header(directory / shard.name)
+        planned = [(o.name, o.dtype, o.shape, o.size) for o in shard.outputs]
+        actual = [(e.name, e.dtype, e.shape, e.size) for e in entries]
+        # Tensors without elements take no bytes: their place among the others is free.
+        for want, have in zip(sorted(planned), sorted(actual), strict=False):
+            if want != have:
+                raise AuditError(f"{shard.name}: expected {want}, found {have}")
+        if len(planned) != len(actual):
+            raise AuditError(f"{shard.name}: {len(planned)} tensors expected, {len(actual)} found")
+        found |= {entry.name: entry for entry in entries}
+    return found
+
+
+def require_files(directory: Path, expected: Iterable[str]) -> int:
+    """The number of files. Raises AuditError unless the directory, and its index, hold exactly the expected ones."""
+    present = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+    expected = set(expected)
+    if present != expected:
+        raise AuditError(f"files differ from what was planned: {sorted(present ^ expected)}")
+    if INDEX in present:
+        indexed = set(read_json(directory / INDEX)["weight_map"].values())
+        shards = {name for name in present if name.endswith(".safetensors")}
+        if indexed != shards:
+            raise AuditError(f"{INDEX} and the files differ: {sorted(indexed ^ shards)}")
+    return len(present)
+
+
+def require_reload(config: Any, entries: Mapping[str, Entry], source: Inventory) -> tuple[str, ...]:
+    """The names transformers does not use. Loads the model from tensors without data, through its own loading path.
+
+    Raises AuditError for a parameter that would stay uninitialised, has another shape, or a name it does not expect and
+    did not find in the source either.
+    """
+    missing, unexpected = reload_keys(config, entries)
+    if missing:
+        raise AuditError(f"{len(missing)} parameters would stay uninitialised, first {min(missing)}")
+    known = {tensor.name for tensor in source.tensors if tensor.target is None}
+    new = unexpected - known - {name for name in unexpected if source.memory.target_of(name) is None}
+    if new:
+        raise AuditError(f"{len(new)} tensors are not expected by the model, first {min(new)}")
+    return tuple(sorted(unexpected))
+
+
+def reload_keys(config: Any, entries: Mapping[str, Entry]) -> tuple[set[str], set[str]]:
+    """(missing, unexpected) names of a load with these tensors. Raises AuditError for shapes that do not fit."""
+    import torch
+
+    tensors = {
+        name: torch.empty(entry.shape, dtype=_plain_type(entry), device="meta") for name, entry in entries.items()
+    }
+    try:
+        _, info = model_class(config).from_pretrained(
+            None, config=config, state_dict=tensors, device_map="meta", output_loading_info=True
+        )
+    except RuntimeError as error:  # transformers' answer to shapes that do not fit and to conversions that fail
+        raise AuditError(f"transformers does not load the checkpoint: {error}") from error
+    if info["mismatched_keys"] or info["error_msgs"]:
+        raise AuditError(f"transformers does not load the checkpoint: {info['mismatched_keys'] or info['error_msgs']}")
+    return set(info["missing_keys"]), set(info["unexpected_keys"])
+
+
+def _plain_type(entry: Entry) -> Any:
+    import torch
+
+    names = {
+        "BF16": torch.bfloat16,
+        "F16": torch.float16,
+        "F32": torch.float32,
+        "F64": torch.float64,
+        "I64": torch.int64,
+    }
+    return names.get(entry.dtype, torch.uint8)
+
+
+def require_routers(source: Inventory, target: Inventory, orders: Mapping[str, Iterable[int]]) -> None:
+    """Raises AuditError unless every router's rows are those of the kept experts, in order: real bytes, read back."""
+    from moeprune.checkpoint.inventory import read_router_weight
+
+    for layer, order in orders.items():
+        before, after = read_router_weight(source, layer), read_router_weight(target, layer)
+        if not np.array_equal(before[list(order)], after, equal_nan=True):
+            raise AuditError(f"{layer}: the router's rows are not those of the kept experts")
+
+
+def logits_difference(
+    directory: Path, reference: Callable[[Any], Any], input_ids: Any, *, dtype: str = "float32"
+) -> float:
+    """Largest absolute difference of the checkpoint's logits from `reference(input_ids)` (batch, length, vocabulary).
+
+    `reference` is usually the base model inside `with pruned(model, plan):`. Loads the checkpoint into memory.
+    """
+    import torch
+
+    from moeprune.models.loading import load_config
+
+    config = load_config(directory)
+    model = auto_class(config).from_pretrained(directory, dtype=getattr(torch, dtype)).eval()
+    with torch.no_grad():
+        found = model(input_ids=input_ids).logits.float()
+    return float((found - reference(input_ids).float()).abs().max())

@@ -1,0 +1,209 @@
+"""What a checkpoint says about itself: the model card (README.md) and the record (moeprune.json)."""
+
+import hashlib
+import io
+import json
+import platform
+import re
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from moeprune.artifacts.plan import PrunePlan
+from moeprune.checkpoint.inventory import Inventory
+
+RECORD_FORMAT = "moeprune.checkpoint/1"
+PACKAGES = ("moeprune", "torch", "transformers", "safetensors", "numpy")
+_HUB_CACHE = re.compile(r"models--(.+?)--(.+)")
+# Front matter of the base model's card that stays true of the pruned model.
+_INHERITED = ("license", "license_name", "license_link", "language", "pipeline_tag")
+
+
+def base_model(directory: Path) -> tuple[str, str | None]:
+    """(name, revision) of the checkpoint: the hub's for a directory in the hub's cache, else the directory's name."""
+    directory = Path(directory).absolute()
+    for parent in directory.parents:
+        match = _HUB_CACHE.fullmatch(parent.name)
+        if match is not None and directory.parent.name == "snapshots":
+            return f"{match.group(1)}/{match.group(2)}", directory.name
+    return directory.resolve().name, None
+
+
+def record(
+    source: Inventory,
+    plan: PrunePlan,
+    *,
+    fingerprint: str,
+    key: str,
+    mtp: str,
+    sizes: Mapping[str, int],
+    hashes: Mapping[str, str],
+    audit: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+) -> dict[str, Any]:
+    """moeprune.json: what this is, what it was made from and how; enough to make it again.
+
+    `hashes` are sha256 of every file but the weights (of those, of the header: names, types, shapes); `provenance` is
+    what the caller knows: the run's `config`, its `commit`.
+    """
+    name, revision = base_model(source.directory)
+    earlier = source.directory / "moeprune.json"
+    return {
+        "format": RECORD_FORMAT,
+        "key": key,
+        "base_model": {
+            "name": name,
+            "revision": revision,
+            "model_type": source.memory.config.model_type,
+            "fingerprint": plan.model_fingerprint,
+            "config_sha256": hashlib.sha256(source.config_text.encode()).hexdigest(),
+            "moeprune": json.loads(earlier.read_text(encoding="utf-8")) if earlier.is_file() else None,
+        },
+        "fingerprint": fingerprint,
+        "sizes": dict(sizes),
+        "mtp": mtp,
+        "plan": plan.model_dump(mode="json"),
+        "config": provenance.get("config"),
+        "commit": provenance.get("commit"),
+        "versions": versions(),
+        "hashes": dict(sorted(hashes.items())),
+        "audit": dict(audit),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Package -> version, of Python and of the packages that matter here."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def card(made: Mapping[str, Any], plan: PrunePlan, *, warnings: tuple[str, ...], source_card: str | None) -> str:
+    """README.md in Markdown with front matter; the base model's own card, if it has one, follows below a line."""
+    front, body = split_front_matter(source_card or "")
+    before, after = plan.layers[0].num_experts, len(plan.layers[0].kept)
+    name = made["base_model"]["name"]
+    link = f"[{name}](https://huggingface.co/{name})" if "/" in name else f"`{name}`"
+    parts = [
+        _front_matter(front, name, made["base_model"]["revision"]),
+        f"# {name.rpartition('/')[2]} with {after} of {before} experts\n",
+        f"Made with `moeprune` from {link} by removing {before - after} of {before} experts from each of "
+        f"{len(plan.layers)} MoE layers. Nothing was trained; every weight that is left has the bytes it had.\n",
+        _facts(made, plan),
+        _calibration(plan, made.get("config")),
+        _serving(plan, after),
+        _mtp(made["mtp"]),
+        _warnings(warnings),
+        _details("Plan", "json", _plan_text(made["plan"])),
+        _details("Config of the run", "yaml", _yaml(made["config"])) if made.get("config") else "",
+    ]
+    if body.strip():
+        parts.append(f"\n---\n\n## Model card of the base model\n\n{body.strip()}\n")
+    return "\n".join(part for part in parts if part)
+
+
+def split_front_matter(text: str) -> tuple[dict[str, Any], str]:
+    """(front matter, body) of a model card; front matter that is not YAML is left out."""
+    match = re.match(r"\A---\s*\n(.*?)\n---\s*(?:\n|\Z)", text.replace("\r\n", "\n"), flags=re.DOTALL)
+    if match is None:
+        return {}, text
+    from ruamel.yaml import YAML, YAMLError
+
+    try:
+        front = YAML(typ="safe").load(match.group(1))
+    except YAMLError:
+        front = None
+    return (front if isinstance(front, dict) else {}), text.replace("\r\n", "\n")[match.end() :]
+
+
+def _front_matter(source: Mapping[str, Any], name: str, revision: str | None) -> str:
+    values: dict[str, Any] = {"library_name": "transformers"}
+    if "/" in name:  # the hub checks that a base model exists there
+        values["base_model"] = name
+    if revision:
+        values["base_model_revision"] = revision
+    values |= {key: source[key] for key in _INHERITED if key in source}
+    values["tags"] = sorted({"moe", "expert-pruning", "moeprune"} | set(source.get("tags") or []))
+    return f"---\n{_yaml(values)}---\n"
+
+
+def _yaml(value: Any) -> str:
+    from ruamel.yaml import YAML
+
+    stream = io.StringIO()
+    yaml = YAML(typ="safe")
+    yaml.default_flow_style = False
+    yaml.dump(value, stream)
+    return stream.getvalue()
+
+
+def _facts(made: Mapping[str, Any], plan: PrunePlan) -> str:
+    sizes, first = made["sizes"], plan.layers[0]
+    share = 1 - len(first.kept) / first.num_experts
+    rows = [
+        ("Base model", f"`{made['base_model']['name']}`"),
+        ("Method", f"`{_settings(plan.criterion)}`, solver `{_settings(plan.solver)}`"),
+        (
+            "Experts a layer",
+            f"{len(first.kept)} of {first.num_experts} ({share:.1%} removed), top-{first.top_k} routing",
+        ),
+        ("Parameters", f"{sizes['parameters']:,} of {sizes['parameters_base']:,}"),
+        ("Bytes of weights", f"{sizes['bytes']:,} of {sizes['bytes_base']:,}"),
+    ]
+    return "| | |\n|---|---|\n" + "".join(f"| {key} | {value} |\n" for key, value in rows)
+
+
+def _settings(section: Mapping[str, Any]) -> str:
+    rest = ", ".join(f"{key}={value}" for key, value in section.items() if key != "name")
+    return f"{section.get('name', '?')}" + (f" ({rest})" if rest else "")
+
+
+def _calibration(plan: PrunePlan, config: Mapping[str, Any] | None) -> str:
+    domains = ((config or {}).get("calibration") or {}).get("domains") or []
+    lines = [f"- {domain['name']}: `{domain['path']}`" for domain in domains if "name" in domain and "path" in domain]
+    if not lines:
+        lines = [f"- {name}: weight {weight:g}" for name, weight in plan.mix.items()]
+    text = "\n".join(lines) or "- see the statistics that the plan names"
+    note = f"Statistics `{plan.statistics_key}`. Expect it to work on data like this, and measure elsewhere."
+    return f"## Calibration data\n\n{text}\n\n{note}\n"
+
+
+def _serving(plan: PrunePlan, kept: int) -> str:
+    splits = [str(n) for n in (2, 4, 8, 16) if kept % n == 0]
+    note = f"by {', '.join(splits)}" if splits else "evenly by none of 2, 4, 8, 16"
+    return (
+        "## Use\n\nThe layout is the base model's, so whatever serves that serves this:\n\n"
+        "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        'model = AutoModelForCausalLM.from_pretrained(".", dtype="auto", device_map="auto")\n'
+        'tokenizer = AutoTokenizer.from_pretrained(".")\n```\n\n```bash\nvllm serve .\n```\n\n'
+        f"Expert parallelism can split {kept} experts {note}.\n"
+    )
+
+
+def _mtp(mtp: str) -> str:
+    if mtp != "dropped":
+        return ""
+    return (
+        "## Multi-token prediction\n\nThe base model's multi-token-prediction layers were left out and their count in "
+        "config.json is 0: they have experts of their own. Speculative decoding with them is not possible.\n"
+    )
+
+
+def _warnings(warnings: tuple[str, ...]) -> str:
+    return "## Warnings\n\n" + "".join(f"- {text}\n" for text in warnings) if warnings else ""
+
+
+def _plan_text(plan: Mapping[str, Any]) -> str:
+    """JSON with a line for each layer: hundreds of kept ids are read, if at all, a layer at a time."""
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in plan.items() if key != "layers"]
+    layers = ",\n  ".join(json.dumps(layer) for layer in plan["layers"])
+    return "{\n" + "".join(f" {line},\n" for line in lines) + f' "layers": [\n  {layers}\n ]\n}}'
+
+
+def _details(title: str, language: str, text: str) -> str:
+    return f"<details><summary>{title}</summary>\n\n```{language}\n{text.rstrip()}\n```\n\n</details>\n"

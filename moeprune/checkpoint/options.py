@@ -1,0 +1,18 @@
+"""`checkpoint:` of a config."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+MtpPolicy = Literal["refuse", "drop"]
+
+
+class CheckpointOptions(BaseModel):
+    """Whether a run writes a checkpoint, and what becomes of multi-token-prediction layers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    save: bool = True
+    mtp: MtpPolicy = (
+        "refuse"  # drop: leave them out and set the config's count to 0; speculative decoding goes with them
+    )

@@ -1,0 +1,203 @@
+"""A new checkpoint from a source and edits: all decided first, then written shard by shard, then put in place."""
+
+import errno
+import hashlib
+import json
+import math
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moeprune.artifacts.errors import InputError
+from moeprune.checkpoint.audit import require_files, require_headers
+from moeprune.checkpoint.edits import Edits
+from moeprune.checkpoint.headers import Entry
+from moeprune.checkpoint.inventory import INDEX, Inventory
+from moeprune.checkpoint.model_config import Edits as ConfigEdits
+from moeprune.checkpoint.model_config import edit_text
+from moeprune.checkpoint.other_files import CONFIG, copy_file, other_files
+from moeprune.checkpoint.placement import PART, Placement
+from moeprune.checkpoint.shards import Shard, plan_shards, write_shard
+
+Progress = Callable[[int, int], None]  # bytes written, bytes in all
+Finish = Callable[
+    [Path, Mapping[str, Entry]], Mapping[str, str]
+]  # audits the directory; returns texts to add: name -> text
+
+
+@dataclass(frozen=True)
+class Work:
+    """What will be written; nothing has been."""
+
+    source: Inventory
+    shards: tuple[Shard, ...]
+    texts: Mapping[str, str]  # config.json, the index, and other JSON files that change
+    copied: tuple[str, ...]  # files carried over byte for byte
+    warnings: tuple[str, ...]
+    key: str  # equal for equal results from an unchanged source; a killed call with the same key is resumed
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files with weights."""
+        return sum(shard.size for shard in self.shards)
+
+    @property
+    def tensor_bytes(self) -> int:
+        return sum(output.size for shard in self.shards for output in shard.outputs)
+
+    @property
+    def elements(self) -> int:
+        return sum(math.prod(output.shape) for shard in self.shards for output in shard.outputs)
+
+
+def plan_work(
+    source: Inventory, edits: Edits, *, config_edits: ConfigEdits, texts: Mapping[str, str] | None = None
+) -> Work:
+    """The work that carries out edits of tensors and of config.json; `texts` replace other files of the source."""
+    shards = plan_shards(source, edits)
+    others = other_files(source)
+    texts = {**(texts or {}), CONFIG: edit_text(source.config_text, config_edits)}
+    if source.index is not None:
+        texts[INDEX] = _index_text(source.index, shards)
+    copied = tuple(name for name in others.copied if name not in texts)
+    warnings: tuple[str, ...] = ()
+    if others.left_out:
+        warnings = (f"weights of the unpruned model in other formats were left out: {', '.join(others.left_out)}",)
+    return Work(source, shards, texts, copied, warnings, _key(source, shards, texts, copied))
+
+
+def write_work(work: Work, place: Placement, *, finish: Finish, on_progress: Progress | None = None) -> int:
+    """The number of weight files that a killed call had left whole and that were used again.
+
+    `finish` sees the directory before it is in place and may still refuse it; after a failed check nothing is left.
+    Raises InputError when the disk has too little room.
+    """
+    with place.open(work.key):
+        done = {shard.name for shard in work.shards if _is_whole(place.directory / shard.name, shard)}
+        _clear(place.directory, keep=done)
+        _require_room(work, place, done)
+        try:
+            _write_shards(work, place.directory, done, on_progress or (lambda done, total: None))
+            for name in work.copied:
+                copy_file(work.source.directory / name, place.directory / name)
+            for name, text in work.texts.items():
+                _write_flushed(place.directory / name, text)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise InputError(
+                f"{place.target}: the disk is full; make room and start again, what is whole so far will be used "
+                f"(it is in {place.partial}; or remove that)"
+            ) from error
+        try:
+            entries = require_headers(place.directory, work.shards)
+            documents = finish(place.directory, entries)
+            for name, text in documents.items():
+                _write_flushed(place.directory / name, text)
+            expected = [shard.name for shard in work.shards]
+            require_files(place.directory, [*expected, *work.copied, *work.texts, *documents])
+        except (RuntimeError, InputError):
+            place.discard()
+            raise
+        place.commit(work.key)
+    return len(done)
+
+
+def _write_shards(work: Work, directory: Path, done: set[str], on_progress: Progress) -> None:
+    written = sum(shard.size for shard in work.shards if shard.name in done)
+
+    def advance(count: int) -> None:
+        nonlocal written
+        written += count
+        on_progress(written, work.size)
+
+    # One shard is flushed to disk while the next is copied; at most one waits.
+    with ThreadPoolExecutor(max_workers=1) as flusher:
+        waiting: Future[None] | None = None
+        for shard in work.shards:
+            if shard.name in done:
+                continue
+            part = directory / (shard.name + PART)
+            part.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = write_shard(shard, work.source.directory / shard.name, part, advance)
+            advance(len(shard.header))
+            if waiting is not None:
+                waiting.result()
+            waiting = flusher.submit(_flush, descriptor, part, directory / shard.name)
+        if waiting is not None:
+            waiting.result()
+
+
+def _flush(descriptor: int, part: Path, final: Path) -> None:
+    """Only a file whose bytes are on disk gets its final name."""
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    part.rename(final)
+
+
+def _write_flushed(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _is_whole(path: Path, shard: Shard) -> bool:
+    return path.is_file() and path.stat().st_size == shard.size
+
+
+def _clear(directory: Path, keep: Iterable[str]) -> None:
+    """Remove what a killed call left, apart from whole files with weights."""
+    kept = {directory / name for name in keep}
+    for path in sorted(directory.rglob("*"), reverse=True):
+        if path.is_dir():
+            if not any(path.iterdir()):
+                path.rmdir()
+        elif path not in kept:
+            path.unlink()
+
+
+def _require_room(work: Work, place: Placement, done: set[str]) -> None:
+    needed = sum(shard.size for shard in work.shards if shard.name not in done)
+    needed += sum((work.source.directory / name).stat().st_size for name in work.copied)
+    free = shutil.disk_usage(place.directory).free
+    if needed > free:
+        raise InputError(
+            f"{place.target}: {needed / 2**30:.2f} GiB are needed beside it and {free / 2**30:.2f} GiB are free; "
+            "make room or give a directory on another disk"
+        )
+
+
+def _index_text(index: Mapping[str, Any], shards: Iterable[Shard]) -> str:
+    outputs = [(output, shard.name) for shard in shards for output in shard.outputs]
+    metadata = dict(index.get("metadata") or {})
+    totals = {
+        "total_size": sum(o.size for o, _ in outputs),
+        "total_parameters": sum(math.prod(o.shape) for o, _ in outputs),
+    }
+    metadata |= {key: value for key, value in totals.items() if key in metadata or key == "total_size"}
+    value = {**index, "metadata": metadata, "weight_map": {output.name: name for output, name in outputs}}
+    return json.dumps(value, indent=2, sort_keys=True) + "\n"
+
+
+def _key(source: Inventory, shards: Iterable[Shard], texts: Mapping[str, str], copied: Iterable[str]) -> str:
+    """A digest of the source's files (by size and time) and of every byte range that goes into the result."""
+    digest = hashlib.sha256()
+    for name in (*source.shards, *copied):
+        status = (source.directory / name).stat()
+        digest.update(f"{name}:{status.st_size}:{status.st_mtime_ns}\n".encode())
+    for shard in shards:
+        digest.update(shard.header)
+        for output in shard.outputs:
+            digest.update(repr(output.spans).encode())
+            if output.data is not None:  # made elsewhere: two calls cannot be told apart, so none is resumed
+                digest.update(uuid.uuid4().bytes)
+    digest.update(json.dumps(texts, sort_keys=True).encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,121 @@
+"""The files of the result: what goes into each, and how its bytes get there with one chunk in memory."""
+
+import errno
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from moeprune.artifacts.errors import InputError
+from moeprune.checkpoint.edits import Edits, Output, joined, outputs
+from moeprune.checkpoint.headers import header_bytes
+from moeprune.checkpoint.inventory import Inventory
+
+CHUNK = 64 * 2**20  # bytes
+
+# What copy_file_range answers where a filesystem or kernel cannot do it.
+_NO_KERNEL_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of the result, made from the source file of the same name."""
+
+    name: str
+    header: bytes
+    outputs: tuple[Output, ...]  # in the order of their bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return len(self.header) + sum(output.size for output in self.outputs)
+
+
+def plan_shards(checkpoint: Inventory, edits: Edits) -> tuple[Shard, ...]:
+    """The files of the result under the source's file names; a file that nothing is left of is not written."""
+    unknown = sorted(set(edits) - set(checkpoint.by_name))
+    assert not unknown, f"edits of tensors that are not in the checkpoint: {unknown[:3]}"
+    by_shard: dict[str, list[Output]] = {shard: [] for shard in checkpoint.shards}
+    seen: set[str] = set()
+    for tensor in checkpoint.tensors:
+        for output in outputs(tensor, edits.get(tensor.name)):
+            assert output.name not in seen, f"two tensors would be named {output.name}"
+            seen.add(output.name)
+            by_shard[tensor.shard].append(output)
+    return tuple(_shard(name, found, checkpoint.metadata[name]) for name, found in by_shard.items() if found)
+
+
+def _shard(name: str, found: list[Output], metadata: Mapping[str, str]) -> Shard:
+    # Wide types first, as the format's own writer does: every tensor then starts at a multiple of its element size,
+    # which readers that map the file need and a sliced tensor in the source's order could break.
+    found = sorted(found, key=lambda output: -_alignment(output))
+    header = header_bytes(((o.name, o.dtype, o.shape, o.size) for o in found), metadata)
+    return Shard(name, header, tuple(found))
+
+
+def _alignment(output: Output) -> int:
+    elements = math.prod(output.shape)
+    return max(1, output.size // elements) if elements else 1
+
+
+def write_shard(shard: Shard, source: Path, target: Path, on_bytes: Callable[[int], None]) -> int:
+    """The open file descriptor of `target`, which now has the shard's bytes; not flushed to disk yet.
+
+    The kernel copies from file to file where it can, so that tensors do not pass through this process.
+    """
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0), 0o666)
+    try:
+        with source.open("rb", buffering=0) as file:
+            write_all(descriptor, shard.header)
+            pending: list[tuple[int, int]] = []
+            for output in shard.outputs:
+                if output.data is None:
+                    pending += output.spans
+                    continue
+                _copy_spans(file.fileno(), descriptor, pending, on_bytes)
+                pending = []
+                data = memoryview(output.data()).cast("B")
+                assert len(data) == output.size, f"{output.name}: {len(data)} bytes, {output.size} announced"
+                write_all(descriptor, data)
+                on_bytes(output.size)
+            _copy_spans(file.fileno(), descriptor, pending, on_bytes)
+        written = os.fstat(descriptor).st_size
+        if written != shard.size:
+            raise OSError(f"{target}: {written} bytes were written, {shard.size} expected; did the source change?")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _copy_spans(source: int, target: int, spans: list[tuple[int, int]], on_bytes: Callable[[int], None]) -> None:
+    for start, stop in joined(spans):
+        while start < stop:
+            count = _copy(source, target, start, min(CHUNK, stop - start))
+            if count == 0:
+                raise InputError("the source file became shorter while it was read; nothing was put in place")
+            start += count
+            on_bytes(count)
+
+
+def _copy(source: int, target: int, offset: int, count: int) -> int:
+    """Bytes copied from `offset` of the source to the target's position, at least one unless the source ends there."""
+    if hasattr(os, "copy_file_range"):
+        try:
+            copied = os.copy_file_range(source, target, count, offset)
+        except OSError as error:
+            if error.errno not in _NO_KERNEL_COPY:
+                raise
+        else:
+            if copied:
+                return copied
+    data = os.pread(source, count, offset)
+    write_all(target, data)
+    return len(data)
+
+
+def write_all(descriptor: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

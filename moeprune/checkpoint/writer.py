@@ -1,0 +1,196 @@
+"""A pruned checkpoint from a plan, written from the source's bytes: streaming, checked, in place as a whole.
+
+report = prune_checkpoint(Path("Qwen3-30B-A3B"), plan, Path("Qwen3-30B-A3B-pruned"))
+"""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from moeprune.artifacts.files import read_json
+from moeprune.artifacts.plan import PrunePlan
+from moeprune.checkpoint import card as cards
+from moeprune.checkpoint.audit import Audit, require_reload, require_routers
+from moeprune.checkpoint.edits import expert_edits, mtp_edits
+from moeprune.checkpoint.headers import Entry
+from moeprune.checkpoint.inventory import Inventory, checkpoint_fingerprint, inventory
+from moeprune.checkpoint.model_config import QUANTIZATION_FILES, count_edits, quantization_edits, renamed_modules
+from moeprune.checkpoint.model_config import mtp_edits as mtp_config_edits
+from moeprune.checkpoint.options import MtpPolicy
+from moeprune.checkpoint.other_files import CARD, RECORD, sha256
+from moeprune.checkpoint.placement import Placement
+from moeprune.checkpoint.quantized_names import module_renamer
+from moeprune.checkpoint.rewrite import Progress, Work, plan_work, write_work
+from moeprune.checkpoint.rules import require_plan_fits
+
+MTP_WARNING = (
+    "multi-token-prediction layers were left out and their count set to 0; speculative decoding with them is gone"
+)
+
+
+@dataclass(frozen=True)
+class PruneReport:
+    """What was, or with dry_run would be, written."""
+
+    source: Path
+    target: Path
+    layers: tuple[tuple[str, int, int], ...]  # name, experts before, experts kept
+    parameters: int
+    parameters_base: int
+    bytes: int  # of the tensors
+    bytes_base: int
+    shards: tuple[str, ...]
+    copied: tuple[str, ...]  # other files, byte for byte
+    mtp: str  # "none", or "dropped"
+    warnings: tuple[str, ...]
+    audit: Audit | None  # None with dry_run
+    fingerprint: str | None  # of the pruned model; None with dry_run
+    reused_shards: int  # left whole by a call that was killed
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "source": str(self.source), "target": str(self.target)}
+
+
+def prune_checkpoint(
+    source: Path,
+    plan: PrunePlan,
+    target: Path,
+    *,
+    overwrite: bool = False,
+    mtp: MtpPolicy = "refuse",
+    dry_run: bool = False,
+    on_progress: Progress | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> PruneReport:
+    """The report of a checkpoint at `target` that has only the experts the plan keeps, in the source's layout.
+
+    Every byte that stays is the source's. `target` appears whole at the end or not at all; a call that was killed is
+    resumed by the next one like it. `overwrite` replaces a directory as a whole. `provenance` (`config`, `commit`) goes
+    into the card and the record.
+    Raises InputError before anything is written for a plan, source or target that does not do; AuditError, with nothing
+    in place, when the result is not what it should be.
+    """
+    started = time.monotonic()
+    place = Placement(Path(target), source=Path(source), overwrite=overwrite)
+    checkpoint = inventory(Path(source))
+    kept = require_plan_fits(checkpoint, plan, mtp)
+    work, warnings = plan_pruning(checkpoint, plan.kept, kept)
+    fingerprint, audit, reused = None, None, 0
+    if not dry_run:
+        closing = _Closing(checkpoint, plan, work, warnings, provenance or {})
+        reused = write_work(work, place, finish=closing, on_progress=on_progress)
+        fingerprint, audit = closing.fingerprint, closing.audit
+    sizes = _sizes(checkpoint, work, kept)
+    return PruneReport(
+        source=Path(source),
+        target=Path(target),
+        layers=tuple((layer.name, layer.num_experts, kept) for layer in checkpoint.layers),
+        **sizes,
+        shards=tuple(shard.name for shard in work.shards),
+        copied=work.copied,
+        mtp="dropped" if checkpoint.mtp else "none",
+        warnings=warnings,
+        audit=audit,
+        fingerprint=fingerprint,
+        reused_shards=reused,
+        seconds=time.monotonic() - started,
+    )
+
+
+def plan_pruning(checkpoint: Inventory, orders: Mapping[str, Sequence[int]], kept: int) -> tuple[Work, tuple[str, ...]]:
+    """(work, warnings): each layer keeps its experts `orders[layer]`; multi-token-prediction layers go."""
+    edits = {**expert_edits(checkpoint, orders), **mtp_edits(checkpoint)}
+    family, before = checkpoint.memory.family, checkpoint.memory.num_experts
+    config_edits, warnings = count_edits(checkpoint.config, family, before, kept)
+    renamed = module_renamer(checkpoint, orders)
+    config_edits |= quantization_edits(checkpoint.config, renamed)
+    if checkpoint.mtp:
+        config_edits |= mtp_config_edits(checkpoint.config, family)
+        warnings.append(MTP_WARNING)
+    texts = {}
+    for name in QUANTIZATION_FILES:
+        path = checkpoint.directory / name
+        if path.is_file():
+            value = read_json(path)
+            new = renamed_modules(value, renamed)
+            if new != value:
+                texts[name] = json.dumps(new, indent=2, ensure_ascii=False) + "\n"
+    work = plan_work(checkpoint, edits, config_edits=config_edits, texts=texts)
+    return work, (*checkpoint.warnings, *warnings, *work.warnings)
+
+
+class _Closing:
+    """Audits the directory and says what the card and the record say; keeps the audit for the report."""
+
+    def __init__(
+        self, source: Inventory, plan: PrunePlan, work: Work, warnings: tuple[str, ...], provenance: Mapping[str, Any]
+    ) -> None:
+        self.source, self.plan, self.work, self.warnings, self.provenance = source, plan, work, warnings, provenance
+        self.audit: Audit | None = None
+        self.fingerprint: str | None = None
+
+    def __call__(self, directory: Path, entries: Mapping[str, Entry]) -> dict[str, str]:
+        result = inventory(directory)
+        require_routers(self.source, result, self.plan.kept)
+        reload = "strict"
+        unused: tuple[str, ...] = ()
+        if self.source.quantization is None:
+            unused = require_reload(result.memory.config, entries, self.source)
+        else:
+            reload = f"left out: {self.source.quantization} kernels are needed; names and shapes were checked"
+        self.fingerprint = checkpoint_fingerprint(result)
+        self.audit = Audit(
+            tensors=len(entries),
+            dropped=len(self.source.tensors) - len(entries),
+            files=len(self.work.shards) + len(self.work.copied) + len(self.work.texts) + 2,  # the card and the record
+            routers=len(result.layers),
+            reload=reload,
+            unused=unused,
+        )
+        made = cards.record(
+            self.source,
+            self.plan,
+            fingerprint=self.fingerprint,
+            key=self.work.key,
+            mtp="dropped" if self.source.mtp else "none",
+            sizes=_sizes(self.source, self.work, result.memory.num_experts),
+            hashes=self._hashes(directory),
+            audit=asdict(self.audit),
+            provenance=self.provenance,
+        )
+        old = self.source.directory / CARD
+        text = old.read_text(encoding="utf-8", errors="replace") if old.is_file() else None
+        readme = cards.card(made, self.plan, warnings=self.warnings, source_card=text)
+        return {CARD: readme, RECORD: json.dumps(made, indent=2, ensure_ascii=False) + "\n"}
+
+    def _hashes(self, directory: Path) -> dict[str, str]:
+        hashes = {name: sha256(directory / name) for name in (*self.work.copied, *self.work.texts)}
+        return hashes | {shard.name + "#header": hashlib.sha256(shard.header).hexdigest() for shard in self.work.shards}
+
+
+def _sizes(checkpoint: Inventory, work: Work, kept: int) -> dict[str, int]:
+    """Parameters and bytes before and after; the model counts for quantised files, whose elements hold several each."""
+    memory = checkpoint.memory
+    elements_base = sum(tensor.entry.elements for tensor in checkpoint.tensors)
+    parameters, parameters_base = work.elements, elements_base
+    if checkpoint.quantization is not None:
+        parameters_base = sum(math.prod(shape) for shape in memory.shapes.values())
+        per_expert = sum(
+            math.prod(memory.shapes[name]) // memory.num_experts
+            for name, axis in memory.expert_axes.items()
+            if not axis.extra
+        )
+        parameters = parameters_base - per_expert * (memory.num_experts - kept)
+    bytes_base = sum(tensor.entry.size for tensor in checkpoint.tensors)
+    return {
+        "parameters": parameters,
+        "parameters_base": parameters_base,
+        "bytes": work.tensor_bytes,
+        "bytes_base": bytes_base,
+    }
