@@ -1,0 +1,165 @@
+"""What every dense method is: its config section, and the call that compresses one weight."""
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+if TYPE_CHECKING:
+    import torch
+
+    from moeprune.dense.result import DenseResult
+    from moeprune.dense.statistics import InputStatistics
+
+Kind = Literal["prune", "quantise", "joint"]
+Needs = Literal["nothing", "norms", "hessian"]  # what a method must know about a layer's inputs
+ROLES = ("attention", "dense_mlp", "shared_expert", "routed_expert")
+
+
+class DenseMethod(BaseModel):
+    """Options that all methods share; a method adds its own fields and `_compress`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: ClassVar[Kind]
+    needs: ClassVar[Needs]
+
+    targets: tuple[str, ...] = Field(default=("attention", "dense_mlp", "shared_expert"), min_length=1)
+    minimum_tokens: int = Field(default=32, ge=1)  # a weight that saw fewer gets the weights-only fallback; counted
+
+    @field_validator("targets")
+    @classmethod
+    def _known_targets(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
+        import re
+
+        for target in targets:
+            if target.startswith("re:"):
+                try:
+                    re.compile(target[3:])
+                except re.error as error:
+                    raise ValueError(f"target {target!r} is not a regular expression: {error}") from error
+            elif target not in ROLES:
+                raise ValueError(f"target {target!r} is unknown; use {', '.join(ROLES)} or re:PATTERN on module names")
+        return targets
+
+    def compress(
+        self,
+        weight: "torch.Tensor",
+        statistics: "InputStatistics",
+        *,
+        held: "torch.Tensor | None" = None,
+        scale_dtype: "torch.dtype | None" = None,
+    ) -> "DenseResult":
+        """The weight (out, in) float32 compressed; the argument is left alone.
+
+        `held` (out, in) bool: what an earlier stage pruned (False) stays exactly zero. `scale_dtype`: how scales are
+        stored (default float32). With fewer than `minimum_tokens` calibration rows, or a Hessian that stays indefinite
+        up to the damping cap, the named fallback is used, and the result says so.
+        Raises InputError for NaN or infinity in the weight and for shapes that the pattern or group size does not fit.
+        """
+        import torch
+
+        from moeprune.dense.factor import NotPositiveDefinite
+        from moeprune.dense.result import check_finite
+
+        assert weight.ndim == 2, "a weight is (out, in)"
+        assert weight.dtype == torch.float32, "kernels work in float32"
+        check_finite(weight, statistics.layer, "the weight")
+        self._check_shape(statistics.layer, weight.shape[1])
+        dtype = scale_dtype or torch.float32
+        if self.needs != "nothing" and statistics.tokens < self.minimum_tokens:
+            reason = f"{statistics.tokens} calibration tokens, fewer than minimum_tokens={self.minimum_tokens}"
+            return self._fall_back(self._weights_only(), reason, weight, statistics, held, dtype)
+        try:
+            return self._compress(weight, statistics, held, dtype)
+        except NotPositiveDefinite as error:
+            return self._fall_back(self._without_hessian(), str(error), weight, statistics, held, dtype)
+
+    def _compress(
+        self,
+        weight: "torch.Tensor",
+        statistics: "InputStatistics",
+        held: "torch.Tensor | None",
+        scale_dtype: "torch.dtype",
+    ) -> "DenseResult":
+        raise NotImplementedError
+
+    def _check_shape(self, layer: str, in_features: int) -> None:
+        """Raises InputError when the method cannot serve a weight with this many inputs."""
+
+    def _weights_only(self) -> "DenseMethod":
+        """The fallback that needs no calibration."""
+        raise NotImplementedError
+
+    def _without_hessian(self) -> "DenseMethod":
+        """The fallback when the Hessian cannot be factorised."""
+        return self._weights_only()
+
+    def _fall_back(
+        self,
+        method: "DenseMethod",
+        reason: str,
+        weight: "torch.Tensor",
+        statistics: "InputStatistics",
+        held: "torch.Tensor | None",
+        scale_dtype: "torch.dtype",
+    ) -> "DenseResult":
+        from dataclasses import replace
+
+        result = method._compress(weight, statistics, held, scale_dtype)
+        name: str = method.name  # type: ignore[attr-defined]
+        told = f"{statistics.layer}: {reason}; fell back to {name}"
+        return replace(result, fallback=result.fallback or name, warnings=[told, *result.warnings])
+
+
+class Pruning(DenseMethod):
+    """How much goes: a share of each weight, or N:M."""
+
+    kind: ClassVar[Kind] = "prune"
+
+    sparsity: float | None = Field(default=None, gt=0, lt=1, allow_inf_nan=False)  # share of the weights that go
+    pattern: str | None = None  # "2:4": two of every four input weights stay
+
+    @field_validator("pattern")
+    @classmethod
+    def _known_pattern(cls, pattern: str | None) -> str | None:
+        from moeprune.dense.patterns import Pattern
+
+        return pattern if pattern is None else str(Pattern.parse(pattern))
+
+    def model_post_init(self, context: object) -> None:
+        from moeprune.dense.patterns import Pattern
+
+        if self.pattern is None:
+            if self.sparsity is None:
+                object.__setattr__(self, "sparsity", 0.5)
+            return
+        implied = Pattern.parse(self.pattern).sparsity
+        if self.sparsity is None:
+            object.__setattr__(self, "sparsity", implied)
+        elif abs(self.sparsity - implied) > 1e-6:
+            raise ValueError(
+                f"sparsity {self.sparsity} contradicts pattern {self.pattern}, which removes {implied:g}; leave one out"
+            )
+
+    def _check_shape(self, layer: str, in_features: int) -> None:
+        from moeprune.artifacts.errors import InputError
+        from moeprune.dense.patterns import Pattern
+
+        if self.pattern is not None and in_features % Pattern.parse(self.pattern).group:
+            raise InputError(
+                f"{layer}: pattern {self.pattern} does not divide its {in_features} inputs; "
+                "use sparsity without a pattern there, or leave the layer out of targets"
+            )
+
+    def _drops(self, scores: "torch.Tensor", held: "torch.Tensor | None") -> "torch.Tensor":
+        """True (out, in) at the smallest scores of each row, or of each group; what was dropped before goes first."""
+        from moeprune.dense.patterns import Pattern, pruned_count, smallest_in_groups, smallest_per_row
+
+        if held is not None:
+            scores = scores.masked_fill(~held, -1.0)
+        if self.pattern is not None:
+            drops = smallest_in_groups(scores, Pattern.parse(self.pattern), dim=1)
+        else:
+            assert self.sparsity is not None
+            drops = smallest_per_row(scores, pruned_count(self.sparsity, scores.shape[1]))
+        return drops if held is None else drops | ~held

@@ -1,0 +1,31 @@
+"""`dense:` of a config: the list of methods in the order they run. Importing this loads no torch."""
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from moeprune.dense.awq import AWQ
+from moeprune.dense.formats import FP8, NF4
+from moeprune.dense.magnitude import Magnitude
+from moeprune.dense.quantize import GPTQ, RTN, Joint
+from moeprune.dense.sparsegpt import SparseGPT
+from moeprune.dense.wanda import Wanda, WandaUpdate
+
+
+def _explain_hwpq(section: Any) -> Any:
+    if isinstance(section, dict) and section.get("name") == "hwpq":
+        raise ValueError(
+            "hwpq (arXiv 2501.16376) is not offered: its score could not be established from what is published; "
+            'use sparsegpt or wanda with pattern "2:4" followed by fp8'
+        )
+    return section
+
+
+DenseOptions = Annotated[
+    Annotated[
+        Magnitude | Wanda | WandaUpdate | SparseGPT | Joint | GPTQ | AWQ | RTN | FP8 | NF4,
+        Field(discriminator="name"),
+    ],
+    BeforeValidator(_explain_hwpq),
+]
+METHODS = (Magnitude, Wanda, WandaUpdate, SparseGPT, Joint, GPTQ, AWQ, RTN, FP8, NF4)
