@@ -22,7 +22,8 @@ Logits = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Progress = Callable[[int, int], None]  # (tokens done, tokens in all), after every batch
 
 BATCH_LOGITS = 2**28  # numbers in one batch of logits: 1 GiB in float32 for the teacher, and the same for a student
-CHUNK_LOGITS = 2**22  # numbers a softmax works on at a time
+CHUNK_LOGITS = {"cpu": 2**20}  # numbers a softmax works on at a time: what a CPU's cache holds
+CHUNK_LOGITS_ELSEWHERE = 2**24
 _MEASURES = 4  # rows of the sums: NLL of the teacher, NLL, KL, agreement
 
 
@@ -109,9 +110,9 @@ def compare(
         if len(rows):
             owners = groups.owners[indices][rows.numpy()]
             targets = input_ids[:, 1:][rows, columns]
-            reference = _log_probabilities(teacher(input_ids, attention_mask), rows, columns)
+            reference = _Reference(teacher(input_ids, attention_mask), rows, columns)
             for label, student in students.items():
-                scores = _scores(reference, student(input_ids, attention_mask), rows, columns, targets, label)
+                scores = _scores(reference, student(input_ids, attention_mask), targets, label)
                 for measure in range(_MEASURES):
                     sums[label][measure] += np.bincount(owners, weights=scores[measure], minlength=len(groups.keys))
         if on_progress is not None:
@@ -149,42 +150,40 @@ class _Trajectories:
         return Comparison(domains)
 
 
-def _chunks(rows: torch.Tensor, vocabulary: int) -> list[slice]:
-    step = max(1, CHUNK_LOGITS // vocabulary)
-    return [slice(start, start + step) for start in range(0, len(rows), step)]
+class _Reference:
+    """The teacher at the positions (rows, columns) of one batch, in float32."""
+
+    def __init__(self, logits: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> None:
+        self.rows, self.columns = rows, columns
+        self.log_probabilities = torch.empty(len(rows), logits.shape[-1], dtype=torch.float32, device=logits.device)
+        self.first = torch.empty(len(rows), dtype=torch.int64, device=logits.device)  # the most likely token
+        for chunk in self.chunks():
+            values = logits[rows[chunk], columns[chunk]].float().log_softmax(dim=-1)
+            self.log_probabilities[chunk], self.first[chunk] = values, values.argmax(dim=-1)
+
+    def chunks(self) -> list[slice]:
+        values = self.log_probabilities
+        step = max(1, CHUNK_LOGITS.get(values.device.type, CHUNK_LOGITS_ELSEWHERE) // values.shape[-1])
+        return [slice(start, start + step) for start in range(0, len(values), step)]
 
 
-def _log_probabilities(logits: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Log-softmax in float32 at the positions (rows, columns): (positions, vocabulary), filled chunk by chunk."""
-    out = torch.empty(len(rows), logits.shape[-1], dtype=torch.float32, device=logits.device)
-    for chunk in _chunks(rows, logits.shape[-1]):
-        out[chunk] = logits[rows[chunk], columns[chunk]].float().log_softmax(dim=-1)
-    return out
-
-
-def _scores(
-    reference: torch.Tensor,
-    logits: torch.Tensor,
-    rows: torch.Tensor,
-    columns: torch.Tensor,
-    targets: torch.Tensor,
-    label: str,
-) -> np.ndarray:
+def _scores(reference: _Reference, logits: torch.Tensor, targets: torch.Tensor, label: str) -> np.ndarray:
     """(4, positions) float64: NLL of the teacher, NLL of the student, KL(teacher || student), agreement."""
-    vocabulary = reference.shape[-1]
+    rows, columns, vocabulary = reference.rows, reference.columns, reference.log_probabilities.shape[-1]
     if logits.shape[-1] != vocabulary:
         raise InputError(
             f"evaluation: {label} has {logits.shape[-1]} logits a token and its teacher {vocabulary}; they can only be "
             "compared when they share one vocabulary"
         )
     out = torch.empty(_MEASURES, len(rows), dtype=torch.float64)
-    for chunk in _chunks(rows, vocabulary):
-        ours = logits[rows[chunk], columns[chunk]].float().log_softmax(dim=-1).to(reference.device)
-        theirs, target = reference[chunk], targets[chunk, None].to(reference.device)
+    for chunk in reference.chunks():
+        theirs = reference.log_probabilities[chunk]
+        ours = logits[rows[chunk], columns[chunk]].float().log_softmax(dim=-1).to(theirs.device)
+        target = targets[chunk, None].to(theirs.device)
         out[0, chunk] = -theirs.gather(1, target)[:, 0].double().cpu()
         out[1, chunk] = -ours.gather(1, target)[:, 0].double().cpu()
-        out[2, chunk] = (theirs.exp() * (theirs - ours)).sum(dim=-1).double().cpu()
-        out[3, chunk] = (theirs.argmax(dim=-1) == ours.argmax(dim=-1)).double().cpu()
+        out[2, chunk] = torch.linalg.vecdot(theirs.exp(), theirs - ours).double().cpu()
+        out[3, chunk] = (reference.first[chunk] == ours.argmax(dim=-1)).double().cpu()
     if not torch.isfinite(out).all():
         raise FloatingPointError(
             f"evaluation: {label} or its teacher gave logits that are not finite; use another dtype"

@@ -90,7 +90,7 @@ def test_batches_and_order_change_nothing(teacher: Any, other: Any) -> None:
 def test_chunks_of_the_softmax_change_nothing(teacher: Any, other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     token_set = random_tokens([30, 7, 19])
     wanted = compare(logits_of(teacher), {"x": logits_of(other)}, token_set)["x"].metrics()
-    monkeypatch.setattr(module, "CHUNK_LOGITS", 3 * teacher.config.vocab_size)
+    monkeypatch.setattr(module, "CHUNK_LOGITS", {"cpu": 3 * teacher.config.vocab_size})
     assert compare(logits_of(teacher), {"x": logits_of(other)}, token_set)["x"].metrics() == wanted
 
 
