@@ -1,6 +1,7 @@
 """Is the checkpoint on disk what it should be? Names, shapes and files against what was planned, a strict reload."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,14 +86,31 @@ def reload_keys(config: Any, entries: Mapping[str, Entry]) -> tuple[set[str], se
         name: torch.empty(entry.shape, dtype=_plain_type(entry), device="meta") for name, entry in entries.items()
     }
     try:
-        _, info = model_class(config).from_pretrained(
-            None, config=config, state_dict=tensors, device_map="meta", output_loading_info=True
-        )
+        with _quiet_loading():
+            _, info = model_class(config).from_pretrained(
+                None, config=config, state_dict=tensors, device_map="meta", output_loading_info=True
+            )
     except RuntimeError as error:  # transformers' answer to shapes that do not fit and to conversions that fail
         raise AuditError(f"transformers does not load the checkpoint: {error}") from error
     if info["mismatched_keys"] or info["error_msgs"]:
         raise AuditError(f"transformers does not load the checkpoint: {info['mismatched_keys'] or info['error_msgs']}")
     return set(info["missing_keys"]), set(info["unexpected_keys"])
+
+
+@contextmanager
+def _quiet_loading() -> Iterator[None]:
+    """Without transformers' own progress bar and report: what it found is returned, not printed."""
+    from transformers.utils import logging
+
+    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bar:
+            logging.enable_progress_bar()
 
 
 def _plain_type(entry: Entry) -> Any:
@@ -133,4 +151,4 @@ def logits_difference(
     model = auto_class(config).from_pretrained(directory, dtype=getattr(torch, dtype)).eval()
     with torch.no_grad():
         found = model(input_ids=input_ids).logits.float()
-    return float((found - reference(input_ids).float()).abs().max())
+        return float((found - reference(input_ids).float()).abs().max())

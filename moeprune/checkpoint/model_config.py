@@ -103,7 +103,8 @@ def edit_text(text: str, edits: Edits) -> str:
         else:
             start = spans[path[:-1]][0] + 1
             space = re.compile(r"\s*").match(text, start).group()  # type: ignore[union-attr]
-            replacements.append((start, start, f"{space}{json.dumps(path[-1])}: {json.dumps(value)},"))
+            new = _dump(value, space.rpartition("\n")[2])
+            replacements.append((start, start, f"{space}{json.dumps(path[-1])}: {new},"))
     for start, stop, new in sorted(replacements, reverse=True):
         text = text[:start] + new + text[stop:]
     return text
