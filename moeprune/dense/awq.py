@@ -26,6 +26,7 @@ class AWQ(Integers):
     name: Literal["awq"] = "awq"
     needs: ClassVar[Needs] = "hessian"
 
+    scale: Literal["mse", "max"] = "max"
     search_steps: int = Field(default=20, ge=1)
 
     def _compress(

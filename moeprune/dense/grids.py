@@ -10,6 +10,7 @@ NF4_VALUES = (
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
+SHRINKS = (0.95, 0.9, 0.85, 0.8)  # of the range, tried by a scale search
 FP8_MAX = 448.0  # largest finite float8_e4m3fn
 
 
@@ -31,6 +32,7 @@ class IntegerGrid:
     symmetric: bool = True
     group_size: int | None = None
     scale_dtype: torch.dtype = torch.float32
+    search: bool = False  # also try clipping the largest weights, and keep what rounds with the least squared error
 
     @property
     def low(self) -> int:
@@ -42,13 +44,33 @@ class IntegerGrid:
 
     def fit(self, values: torch.Tensor, *, dim: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Scale and zero for each slice along `dim`, with `dim` gone; zero is None when symmetric."""
-        levels = 2**self.bits - 1
         low, high = torch.aminmax(values, dim=dim)
+        scale, zero = self._span(low, high)
+        if not self.search:
+            return scale, zero
+        error = self._error(values, scale, zero, dim)
+        for shrink in SHRINKS:
+            tried, tried_zero = self._span(low * shrink, high * shrink)
+            tried_error = self._error(values, tried, tried_zero, dim)
+            better = tried_error < error
+            error = torch.where(better, tried_error, error)
+            scale = torch.where(better, tried, scale)
+            if zero is not None and tried_zero is not None:
+                zero = torch.where(better, tried_zero, zero)
+        return scale, zero
+
+    def _span(self, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Scale and zero that reach from low to high."""
+        levels = 2**self.bits - 1
         if self.symmetric:
             return storable(torch.maximum(-low, high) * (2 / levels), self.scale_dtype), None
         low, high = low.clamp(max=0), high.clamp(min=0)
         scale = storable((high - low) / levels, self.scale_dtype)
         return scale, (self.low - low / scale).round_().clamp_(self.low, self.high)
+
+    def _error(self, values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, dim: int) -> torch.Tensor:
+        rounded = self.round_into(values.clone(), scale.unsqueeze(dim), None if zero is None else zero.unsqueeze(dim))
+        return rounded.sub_(values).square_().sum(dim)
 
     def round_into(self, values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> torch.Tensor:
         """Round values in place to the grid and give them back dequantised; scale and zero broadcast against them."""

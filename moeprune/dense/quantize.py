@@ -42,17 +42,18 @@ class Integers(DenseMethod):
     bits: int = Field(default=4, ge=2, le=8)
     group_size: int | None = Field(default=128, ge=2)  # null: one scale a row
     symmetric: bool = True
+    scale: Literal["mse", "max"] = "mse"  # mse: clip a group's largest weights where that lowers its squared error
 
     def _grid(self, scale_dtype: "torch.dtype") -> "IntegerGrid":
         from moeprune.dense.grids import IntegerGrid
 
-        return IntegerGrid(self.bits, self.symmetric, self.group_size, scale_dtype)
+        return IntegerGrid(self.bits, self.symmetric, self.group_size, scale_dtype, self.scale == "mse")
 
     def _check_shape(self, layer: str, in_features: int) -> None:
         check_group(layer, in_features, self.group_size)
 
     def _weights_only(self) -> DenseMethod:
-        return RTN(bits=self.bits, group_size=self.group_size, symmetric=self.symmetric)
+        return RTN(bits=self.bits, group_size=self.group_size, symmetric=self.symmetric, scale=self.scale)
 
 
 class RTN(Integers):
@@ -60,6 +61,8 @@ class RTN(Integers):
 
     name: Literal["rtn"] = "rtn"
     needs: ClassVar[Needs] = "nothing"
+
+    scale: Literal["mse", "max"] = "max"
 
     def _compress(
         self,
@@ -111,6 +114,7 @@ class Joint(Pruning):
     bits: int = Field(default=4, ge=2, le=8)
     group_size: int | None = Field(default=128, ge=2)  # null: one scale a row
     symmetric: bool = True
+    scale: Literal["mse", "max"] = "mse"
     damping: float = Field(default=0.01, gt=0, le=1)
 
     def _check_shape(self, layer: str, in_features: int) -> None:
@@ -127,7 +131,7 @@ class Joint(Pruning):
         from moeprune.dense.grids import IntegerGrid
         from moeprune.dense.obs import swept_result
 
-        grid = IntegerGrid(self.bits, self.symmetric, self.group_size, scale_dtype)
+        grid = IntegerGrid(self.bits, self.symmetric, self.group_size, scale_dtype, self.scale == "mse")
         return swept_result(weight, statistics, self.damping, choice=sparsegpt_choice(self), grid=grid, held=held)
 
     def _weights_only(self) -> DenseMethod:
@@ -149,6 +153,6 @@ class Joint(Pruning):
         from dataclasses import replace
 
         pruned = super()._fall_back(method, reason, weight, statistics, held, scale_dtype)
-        rounding = RTN(bits=self.bits, group_size=self.group_size, symmetric=self.symmetric)
+        rounding = RTN(bits=self.bits, group_size=self.group_size, symmetric=self.symmetric, scale=self.scale)
         rounded = rounding._compress(pruned.weight, statistics, pruned.mask, scale_dtype)
         return replace(pruned, weight=rounded.weight, grid=rounded.grid, fallback=f"{pruned.fallback} then rtn")

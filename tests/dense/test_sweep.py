@@ -104,6 +104,25 @@ def test_static_activation_order_keeps_the_stored_layout():
         assert torch.equal((codes - zero) * scale, swept.weight)
 
 
+def test_a_scale_search_finds_the_candidate_with_the_least_squared_error():
+    values = torch.randn(6, 128, generator=torch.Generator().manual_seed(5))
+    for symmetric in (True, False):
+        grid = IntegerGrid(4, symmetric, 128, search=True)
+        scale, zero = grid.fit(values, dim=1)
+        zero = 0 if zero is None else zero[:, None]
+        error = (
+            (((values / scale[:, None] + zero).round().clamp(-8, 7) - zero) * scale[:, None] - values).square().sum(1)
+        )
+        for row in range(6):
+            candidates = []
+            for shrink in (1, 0.95, 0.9, 0.85, 0.8):
+                unit, origin = naive.integer_scale(values[row].double() * shrink, 4, symmetric)
+                rounded = [naive.to_integer(float(v), unit, origin, 4) for v in values[row]]
+                candidates.append(float((torch.tensor(rounded) - values[row]).square().sum()))
+            assert float(error[row]) == pytest.approx(min(candidates), rel=1e-3)
+            assert min(candidates) <= candidates[0]
+
+
 def test_order_of_columns_does_not_matter_to_a_given_mask_at_the_end():
     """Sweeping permuted columns with order=permutation equals permuting by hand."""
     weight, statistics, _ = layer(rows=8, columns=64)
