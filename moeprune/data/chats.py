@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,10 @@ class Chats:
         text: str = self.tokenizer.get_chat_template(None, list(record.tools) or None)
         return text
 
+    def marked(self, record: Record) -> bool:
+        """Whether the template itself says which words are the model's."""
+        return bool(MARKERS.search(self.template(record)))
+
     def apply(self, record: Record, messages: Sequence[dict[str, Any]], **options: Any) -> Any:
         """apply_chat_template of messages with the record's tools. Raises RecordProblem when the template refuses."""
         from jinja2 import TemplateError
@@ -58,11 +62,11 @@ class Chats:
         Raises RecordProblem for a record that the template refuses or whose roles it hides, InputError when the
         template drops a tool call.
         """
-        text = self.apply(record, record.messages, tokenize=False)
+        record, text, changes = self._rendered(record)
         check_calls(self, record)
         if not self.tokenizer.is_fast:
             return self._without_offsets(record, count)
-        marked = bool(MARKERS.search(self.template(record)))
+        marked = self.marked(record)
         out = self.apply(
             record,
             record.messages,
@@ -72,14 +76,32 @@ class Chats:
         )
         offsets = np.asarray(out["offset_mapping"], dtype=np.int64).reshape(-1, 2)
         written = np.asarray(out["assistant_masks"], dtype=bool) if marked else None
-        view = _View(self, record, text, offsets, written)
+        view = _View(self, record, text, offsets=offsets, written=written)
         return Encoded(
             ids=np.asarray(out["input_ids"], dtype=np.int32),
             roles=view.roles(),
             counted=view.counted(count),
             turns=tuple((turn.start, turn.stop) for turn in view.turns()),
-            changes=view.findings(),
+            changes=changes | view.findings(),
         )
+
+    def _rendered(self, record: Record) -> tuple[Record, str, dict[str, int]]:
+        """The record as the template takes it, its text, and what had to change.
+
+        Some templates join tool arguments to text and refuse objects: they get JSON text, the same for a record
+        that had an object and for one that had text.
+        """
+        try:
+            return record, self.apply(record, record.messages, tokenize=False), {}
+        except RecordProblem as problem:
+            written = replace(record, messages=tuple(map(_arguments_as_text, record.messages)))
+            if written.messages == record.messages:
+                raise
+            try:
+                text = self.apply(written, written.messages, tokenize=False)
+            except RecordProblem:
+                raise problem from None
+            return written, text, {"arguments as text for the template": 1}
 
     def _without_offsets(self, record: Record, count: Count) -> Encoded:
         if count != "all":
@@ -92,7 +114,7 @@ class _View:
     """One rendered record seen as spans: who wrote what."""
 
     def __init__(
-        self, chats: Chats, record: Record, text: str, offsets: np.ndarray, written: np.ndarray | None
+        self, chats: Chats, record: Record, text: str, *, offsets: np.ndarray, written: np.ndarray | None
     ) -> None:
         """`written` (tokens,): the template's own mask of what the model writes, None for a template without one."""
 
@@ -149,6 +171,15 @@ class _View:
             span.last - span.first for span in self.spans if span.start == span.end and span.role not in silent
         )
         return findings | {"messages dropped by the template": dropped} if dropped else findings
+
+
+def _arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
+    calls = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or call
+        written = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+        calls.append({**call, "function": written} if call.get("function") else written)
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def check_calls(chats: Chats, record: Record) -> None:

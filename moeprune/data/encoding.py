@@ -22,6 +22,13 @@ class Encoder:
         self.vocab_size = vocab_size or len(tokenizer)
         self.chats = Chats(tokenizer, plain=intake.template == "plain")
 
+    def rendering(self, record: Record) -> str:
+        """How this record's text and roles come about, for the manifest."""
+        if record.kind != "messages":
+            return "as it is"
+        by = "generation markers" if self.chats.marked(record) else "prefix rendering"
+        return f"{'plain lines' if self.chats.plain else 'chat template'}, roles by {by}"
+
     def encode(self, records: Sequence[Record]) -> list[Encoded | RecordProblem]:
         """The tokens of each record, or its problem. Raises InputError when no record could do better."""
         written = [record for record in records if record.kind in ("text", "completion")]

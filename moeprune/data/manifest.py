@@ -25,6 +25,7 @@ class Tally:
         self.skipped: Counter[str] = Counter()  # reason -> records
         self.examples: list[str] = []
         self.shapes: Counter[str] = Counter()
+        self.renderings: Counter[str] = Counter()
         self.changes: Counter[str] = Counter()
         self.roles: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()  # tokens, counted, pieces and what overflow did
@@ -47,6 +48,12 @@ class Tally:
         self.skipped[reason] += 1
         if len(self.examples) < EXAMPLES:
             self.examples.append(message)
+
+    def near_duplicate(self) -> None:
+        self.counts["near_duplicates"] += 1
+
+    def rendered(self, how: str) -> None:
+        self.renderings[how] += 1
 
     def other_part(self) -> None:
         self.records["other_part"] += 1
@@ -131,8 +138,10 @@ class Tally:
             "records_beyond_limit": self._beyond(),
             "skipped_examples": list(self.examples),
             "shapes": dict(sorted(self.shapes.items())),
+            "renderings": dict(sorted(self.renderings.items())),
             "changes": dict(sorted(self.changes.items())),
             "duplicates": counts["duplicates"],
+            "near_duplicates_left_out": counts["near_duplicates"],
             "calls_without_tools": counts["calls_without_tools"],
             "tokens": counts["tokens"],
             "counted": counts["counted"],
@@ -145,6 +154,7 @@ class Tally:
     def _beyond(self) -> int:
         """Good records that the token limit left unread."""
         done = self.records["used"] + self.records["other_part"] + sum(self.skipped.values())
+        done += self.counts["near_duplicates"]
         return self.records["read"] - done
 
     def _overflow(self) -> dict[str, Any]:
@@ -178,7 +188,7 @@ class Tally:
         if self.domain.tokens and counts["tokens"] < self.domain.tokens:
             found.append(f"the data has {counts['tokens']} tokens, fewer than the limit tokens={self.domain.tokens}")
         if self.skipped:
-            found.append(f"{sum(self.skipped.values())} of {self.records['read']} records skipped ({self._reasons()})")
+            found.append(self._skips())
         if counts["tokens_lost"]:
             found.append(self._lost())
         if counts["calls_without_tools"]:
@@ -194,6 +204,15 @@ class Tally:
                 f"(sequence_length={self.intake.sequence_length}, overflow={self.intake.overflow})"
             )
         return [f"domain {self.domain.name}: {sentence}" for sentence in found]
+
+    def skip_warnings(self) -> list[str]:
+        """The sentence about skipped records alone."""
+        return [f"domain {self.domain.name}: {self._skips()}"] if self.skipped else []
+
+    def _skips(self) -> str:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.skipped.items()))
+        skipped, read = sum(self.skipped.values()), self.records["read"]
+        return f"{skipped} of {read} records skipped ({reasons}; first: {self.examples[0]})"
 
     def _lost(self) -> str:
         tokens = _share(self.counts["tokens_lost"], self.counts["tokens_before_overflow"])

@@ -6,11 +6,40 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 LONGEST_EXPRESSION = 200  # characters; bounds the size of every number that can come out
+CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 TOKEN = re.compile(r"\s*([0-9]+|[+\-*/])", re.ASCII)
+
+
+def _schema(name: str, description: str, argument: str) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+TOOLS = (
+    _schema("calculator", "Evaluate an arithmetic expression.", "expression"),
+    _schema("lookup", "Return the stock of an item.", "item"),
+)
 
 
 class ToolError(ValueError):
     """The call cannot be executed: an unknown tool, wrong arguments, or something that is not an expression."""
+
+
+def read_calls(text: str) -> list[dict[str, Any]]:
+    """The calls {"name", "arguments"} that stand between tool call tags in what a model wrote, in order.
+
+    Raises ToolError for tags around anything else.
+    """
+    calls = []
+    for content in CALL.findall(text):
+        try:
+            call = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise ToolError(f"a tool call that is not JSON ({error})") from error
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            raise ToolError("a tool call without a name")
+        calls.append(call)
+    return calls
 
 
 def run_tool(call: Mapping[str, Any], tool_messages: Sequence[Mapping[str, Any]]) -> str:

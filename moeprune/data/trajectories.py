@@ -1,6 +1,6 @@
 """Domains -> token sequences, counted and explained: what was read, used, skipped and cut, and why."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from moeprune.artifacts.errors import InputError
+from moeprune.data.duplicates import without_near_duplicates
 from moeprune.data.encoded import Encoded
 from moeprune.data.encoding import Encoder
 from moeprune.data.manifest import Tally
@@ -49,7 +50,7 @@ class TokenSet:
 
 
 def load_tokens(
-    domains: list[Domain] | tuple[Domain, ...],
+    domains: Collection[Domain],
     tokenizer: Any,
     intake: Intake | None = None,
     *,
@@ -140,7 +141,10 @@ def _records(source: Source, domain: Domain, intake: Intake, tally: Tally) -> It
     keyed: Iterable[tuple[str, Record]] = _normalised(source, domain, intake, tally)
     if intake.shuffle and not domain.streaming:
         keyed = sorted(keyed, key=lambda pair: pair[0])
-    return (record for _, record in keyed)
+    records = (record for _, record in keyed)
+    if intake.near_duplicates is None:
+        return records
+    return without_near_duplicates(records, intake.near_duplicates, on_drop=tally.near_duplicate)
 
 
 def _encoded(records: Iterator[Record], encoder: Encoder, tally: Tally) -> Iterator[tuple[Record, Encoded]]:
@@ -149,6 +153,7 @@ def _encoded(records: Iterator[Record], encoder: Encoder, tally: Tally) -> Itera
             if isinstance(encoded, RecordProblem):
                 tally.problem(encoded, record.place)
             else:
+                tally.rendered(encoder.rendering(record))
                 yield record, encoded
 
 

@@ -136,7 +136,10 @@ def test_collate_pads_on_the_right_and_keeps_everything() -> None:
     one = Sequence(np.array([5, 6, 0], dtype=np.int32), np.array([True, False, True]), "d", "00")
     two = Sequence(np.array([7], dtype=np.int32), np.array([True]), "d", "02")
     input_ids, attention_mask, counted = collate([one, two])
-    assert input_ids.tolist() == [[5, 6, 0], [7, 0, 0]]
-    assert attention_mask.tolist() == [[1, 1, 1], [1, 0, 0]]
-    assert counted.tolist() == [[True, False, True], [True, False, False]]
+    assert input_ids.shape == attention_mask.shape == counted.shape
+    assert attention_mask.sum(dim=1).tolist() == [3, 1]
+    assert attention_mask[:, :3].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert input_ids[:, :3].tolist() == [[5, 6, 0], [7, 0, 0]]
+    assert counted[:, :3].tolist() == [[True, False, True], [True, False, False]]
+    assert not counted[:, 3:].any()
     assert str(input_ids.dtype) == str(attention_mask.dtype) == "torch.int64"
