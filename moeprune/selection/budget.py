@@ -2,6 +2,7 @@
 
 import difflib
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -30,9 +31,14 @@ class LayerBudget:
         return line if self.pruned == self.requested else f"{line} (asked for {self.requested})"
 
 
-def layer_budgets(layers: tuple[Layer, ...], budget: Budget) -> list[LayerBudget]:
-    """One budget per layer. Raises InputError where a layer cannot give that many, or when no layer gives any."""
-    must_keep = _checked_must_keep(layers, budget)
+def layer_budgets(
+    layers: tuple[Layer, ...], budget: Budget, must_keep: Mapping[str, tuple[int, ...]] | None = None
+) -> list[LayerBudget]:
+    """One budget per layer for scope: layer. `must_keep` replaces the budget's own, checked.
+
+    Raises InputError where a layer cannot give that many, or when no layer gives any.
+    """
+    must_keep = checked_must_keep(layers, budget) if must_keep is None else must_keep
     budgets = [_layer_budget(layer, budget, must_keep.get(layer.name, ())) for layer in layers]
     if not any(item.pruned for item in budgets):
         first = budgets[0]
@@ -60,7 +66,7 @@ def step(layer: Layer, budget: Budget) -> int:
     return math.lcm(budget.multiple_of, layer.num_groups)
 
 
-def floor(layer: Layer) -> int:
+def router_floor(layer: Layer) -> int:
     """The fewest experts with which the layer's router still works."""
     per_group = max(layer.group_minimum, math.ceil(layer.top_k / layer.topk_group)) if layer.num_groups > 1 else 1
     return max(layer.top_k, per_group * layer.num_groups)
@@ -71,24 +77,49 @@ def group_of(layer: Layer) -> np.ndarray:
     return np.arange(layer.num_experts) * layer.num_groups // layer.num_experts
 
 
-def requested_count(layer: Layer, budget: Budget) -> int:
-    """Experts the budget asks for. A fraction is read as the decimal number it was written as, then rounded down."""
-    if isinstance(budget.prune, int):
-        return budget.prune
-    return math.floor(Fraction(repr(budget.prune)) * layer.num_experts)
+def requested_count(prune: int | float, experts: int) -> int:
+    """Experts to prune of so many. A fraction is read as the decimal number it was written as, then rounded down."""
+    return prune if isinstance(prune, int) else math.floor(Fraction(repr(prune)) * experts)
+
+
+def kept_range(layer: Layer, budget: Budget, must_keep: tuple[int, ...] = ()) -> range:
+    """The kept counts this layer may have, ascending: multiples between floor and ceiling. May be empty."""
+    multiple = step(layer, budget)
+    lowest = max(router_floor(layer), _kept(budget.floor, layer, math.ceil), _held(layer, must_keep))
+    highest = layer.num_experts if budget.ceiling is None else _kept(budget.ceiling, layer, math.floor)
+    return range(-(-lowest // multiple) * multiple, min(highest, layer.num_experts) + 1, multiple)
+
+
+def _kept(limit: int | float | None, layer: Layer, whole: Callable[[Fraction], int]) -> int:
+    if limit is None:
+        return 0
+    return limit if isinstance(limit, int) else whole(Fraction(repr(limit)) * layer.num_experts)
+
+
+def _held(layer: Layer, must_keep: tuple[int, ...]) -> int:
+    """The kept count that must_keep implies: the fullest group decides for all of them."""
+    group = group_of(layer)
+    return layer.num_groups * int(np.bincount(group[list(must_keep)], minlength=layer.num_groups).max())
 
 
 def _layer_budget(layer: Layer, budget: Budget, must_keep: tuple[int, ...]) -> LayerBudget:
-    requested = requested_count(layer, budget)
+    requested = requested_count(budget.prune, layer.num_experts)
     multiple = step(layer, budget)
     kept = min(-(-(layer.num_experts - requested) // multiple) * multiple, layer.num_experts)
-    _check_floor(layer, budget, kept)
+    _check_router(layer, budget, kept)
     _check_must_keep(layer, kept, must_keep)
+    for name, limit, broken in (("floor", budget.floor, kept.__lt__), ("ceiling", budget.ceiling, kept.__gt__)):
+        bound = _kept(limit, layer, math.ceil if name == "floor" else math.floor)
+        if limit is not None and broken(bound):
+            raise InputError(
+                f"{layer.name}: selection.budget.prune keeps {kept} of {layer.num_experts} experts but "
+                f"selection.budget.{name} is {limit}; change one of them"
+            )
     return LayerBudget(layer, requested, layer.num_experts - kept, must_keep)
 
 
-def _check_floor(layer: Layer, budget: Budget, kept: int) -> None:
-    lowest = floor(layer)
+def _check_router(layer: Layer, budget: Budget, kept: int) -> None:
+    lowest = router_floor(layer)
     if kept >= lowest:
         return
     multiple = step(layer, budget)
@@ -99,9 +130,8 @@ def _check_floor(layer: Layer, budget: Budget, kept: int) -> None:
         remedy = f"lower selection.budget.prune to {most} or less"
     else:
         remedy = f"lower selection.budget.prune to {_rounded_down(most, layer.num_experts)} or less"
-    if kept < layer.top_k:
-        why = f"the router picks top_k={layer.top_k}"
-    else:
+    why = f"the router picks top_k={layer.top_k}"
+    if kept >= layer.top_k:
         why = (
             f"the router has {layer.num_groups} groups, draws top_k={layer.top_k} from {layer.topk_group} of them and "
             f"needs {layer.group_minimum} in each, so at least {lowest} must stay"
@@ -121,7 +151,7 @@ def _check_must_keep(layer: Layer, kept: int, must_keep: tuple[int, ...]) -> Non
             )
 
 
-def _checked_must_keep(layers: tuple[Layer, ...], budget: Budget) -> dict[str, tuple[int, ...]]:
+def checked_must_keep(layers: tuple[Layer, ...], budget: Budget) -> dict[str, tuple[int, ...]]:
     by_name = {layer.name: layer for layer in layers}
     for name, experts in budget.must_keep.items():
         if name not in by_name:

@@ -257,6 +257,8 @@ class Custom(BaseModel):
         return criterion
 
 
+ScoringCriterion = Criterion | Custom  # everything but a prune set from a file
+
 CRITERIA: tuple[type[BaseModel], ...] = (
     Random,
     Frequency,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -26,14 +26,35 @@ def _prune(value: Any) -> Any:
     return value
 
 
+def _kept_count(value: Any) -> Any:
+    """A share in (0, 1] or a count >= 1 of kept experts."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{value!r} is not a number; give a share of the experts (0.25) or a whole number of them (8)")
+    if not math.isfinite(value) or value <= 0 or (isinstance(value, float) and value > 1):
+        raise ValueError(f"{value} is neither a share in (0, 1] nor a whole number of experts >= 1")
+    return value
+
+
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+
+
 class Budget(BaseModel):
-    """How many experts go, and which may not. `prune` with a decimal point is a fraction, without one a count."""
+    """How many experts go, and which may not. `prune` with a decimal point is a fraction, without one a count.
+
+    scope: layer prunes that many in every layer; scope: global prunes as many in all, spread over the layers so that
+    the sum of their costs, each on its layer's scale, is least. `floor` and `ceiling` bound what a layer keeps.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     prune: Annotated[int | float, BeforeValidator(_prune)] = 0.5
+    scope: Literal["layer", "global"] = "layer"
     multiple_of: int = Field(default=1, ge=1)  # kept counts round up to a multiple of this and of the router's groups
+    floor: Annotated[int | float, BeforeValidator(_kept_count)] | None = None  # a layer keeps at least this
+    ceiling: Annotated[int | float, BeforeValidator(_kept_count)] | None = None  # a layer keeps at most this
     must_keep: dict[str, tuple[int, ...]] = Field(default_factory=dict)  # layer name -> expert ids
+    protect_super_experts: bool = False  # experts with extreme outputs stay (selection.constraints.super_experts)
+    keep_at_least: Share | dict[str, Share] | None = None  # share of each domain's routed tokens that kept experts hold
 
 
 class SelectionOptions(BaseModel):

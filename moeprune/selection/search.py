@@ -116,13 +116,13 @@ def power_of_two(value: float) -> float:
     return math.ldexp(1.0, math.frexp(value)[1]) if value > 0 else 1.0
 
 
-def greedy_forward(moves: Moves, problem: Problem) -> np.ndarray:
-    """Start with no expert pruned and prune the cheapest one until every group has its quota.
+def greedy_forward(moves: Moves, problem: Problem, *, start: np.ndarray | None = None) -> np.ndarray:
+    """Start with no expert pruned (or with `start`) and prune the cheapest one until every group has its quota.
 
     With side constraints it may end early, with a set that is not feasible.
     """
-    moves.start(np.zeros(problem.size, dtype=bool))
-    left = problem.quota.copy()
+    moves.start(np.zeros(problem.size, dtype=bool) if start is None else start)
+    left = problem.quota - np.bincount(problem.group[moves.pruned], minlength=len(problem.quota))
     while left.any():
         costs = np.where(moves.pruned | (left[problem.group] == 0), np.inf, moves.flip_costs())
         if problem.side is not None:

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from moeprune.selection import exact
 from moeprune.selection.objective import Combination, Modular, Quadratic, Restricted, restrict
 from moeprune.selection.problem import Problem, problem
-from moeprune.selection.solvers import Greedy, Relaxed, Swap
+from moeprune.selection.solvers import SOLVERS, Exact, Greedy, Relaxed, Slsqp, Swap, Thorough
 from tests.selection.cases import KINDS, brute_force, random_problem
 
 ROUNDING = 1e-9
@@ -21,6 +22,53 @@ def test_swap_equals_brute_force_on_200_instances() -> None:
         assert found.cost == pytest.approx(case.objective.cost(found.pruned), abs=ROUNDING)
         assert found.cost == pytest.approx(best, rel=ROUNDING, abs=ROUNDING), (number, case.quota)
         assert found.status != "proved_optimal" or np.unique(case.quota).tolist() in ([0], [case.size])
+
+
+def test_exact_equals_brute_force_also_by_branch_and_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = np.random.default_rng(11)
+    for number in range(42):
+        case = random_problem(KINDS[number % len(KINDS)], int(source.integers(5, 13)), source)
+        best = brute_force(case)
+        monkeypatch.setattr(exact, "ENUMERATED_SETS", 200_000 * (number % 2))
+        found = Exact(starts=1).solve(case)
+        assert found.cost == pytest.approx(best, rel=ROUNDING, abs=ROUNDING)
+        assert (found.status, found.bound) == ("proved_optimal", found.cost)
+
+
+def test_branch_and_bound_that_is_cut_off_says_so() -> None:
+    matrix = np.random.default_rng(4).normal(size=(60, 60))
+    found = Exact(max_nodes=3).solve(problem(Quadratic(matrix + matrix.T), 30))
+    assert found.status == "time_limit"
+    assert found.bound < found.cost
+
+
+def test_the_solvers_are_ordered_as_they_should_be() -> None:
+    source = np.random.default_rng(8)
+    for number in range(10):
+        case = random_problem(KINDS[number % len(KINDS)], 30, source)
+        cost = {solver().name: solver().solve(case).cost for solver in SOLVERS if solver is not Slsqp}
+        least = min(cost.values())
+        assert cost["exact"] == pytest.approx(least, rel=1e-9, abs=1e-9)
+        assert cost["exact"] <= cost["thorough"] + 1e-9 <= cost["swap"] + 2e-9
+        assert cost["swap"] <= min(cost["greedy"], cost["relaxed"]) + 1e-9
+        assert cost["swap"] <= Slsqp().solve(case).cost + 1e-9
+
+
+def test_slsqp_says_when_it_did_nothing() -> None:
+    matrix = np.random.default_rng(0).random((20, 20)) * 1e-12
+    found = Slsqp().solve(problem(Quadratic(matrix + matrix.T), 10))
+    assert found.status == "not_converged"
+    assert "did not move" in found.warnings[0]
+    slow = np.random.default_rng(0).random((40, 40))
+    cut = Slsqp(time_limit=1e-6).solve(problem(Quadratic(slow + slow.T), 20))
+    assert cut.status == "time_limit"
+
+
+def test_thorough_repeats_itself() -> None:
+    matrix = np.random.default_rng(2).normal(size=(40, 40))
+    case = problem(Quadratic(matrix + matrix.T), 13)
+    runs = [Thorough(rounds=5).solve(case) for _ in range(2)]
+    assert np.array_equal(runs[0].pruned, runs[1].pruned)
 
 
 def test_a_zero_diagonal_is_solved_and_not_called_optimal() -> None:

@@ -1,0 +1,50 @@
+"""The plan of a prune set made elsewhere: validated, not solved."""
+
+from pydantic import ValidationError
+
+from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.plan import LayerPlan
+from moeprune.artifacts.statistics import Layer
+from moeprune.selection.budget import checked_must_keep, layer_budgets
+from moeprune.selection.options import SelectionOptions
+from moeprune.selection.prune_set import PruneSetFile
+
+
+def plan_from_file(
+    criterion: PruneSetFile, layers: tuple[Layer, ...], options: SelectionOptions
+) -> tuple[list[LayerPlan], list[str]]:
+    """What the file asks for, without cost or bound; its counts are compared with the budget's, and win.
+
+    Raises InputError when the router could not work with what is kept, or an expert of must_keep is pruned.
+    """
+    sets = criterion.pruned(layers)
+    must_keep = checked_must_keep(layers, options.budget)
+    wanted = {item.layer.name: item.pruned for item in layer_budgets(layers, options.budget)}
+    plans, warnings = [], []
+    for layer in layers:
+        pruned = set(sets[layer.name])
+        lost = sorted(pruned & set(must_keep.get(layer.name, ())))
+        if lost:
+            raise InputError(f"{criterion.path}: {layer.name}: prunes {lost}, which selection.budget.must_keep names")
+        if len(pruned) != wanted[layer.name]:
+            warnings.append(
+                f"{layer.name}: {criterion.path} removes {len(pruned)} experts, selection.budget asks for "
+                f"{wanted[layer.name]}; the file decides"
+            )
+        plans.append(_layer_plan(criterion, layer, pruned))
+    if not any(sets.values()):
+        raise InputError(f"{criterion.path}: removes nothing")
+    return plans, warnings
+
+
+def _layer_plan(criterion: PruneSetFile, layer: Layer, pruned: set[int]) -> LayerPlan:
+    try:
+        return LayerPlan(
+            name=layer.name,
+            num_experts=layer.num_experts,
+            top_k=layer.top_k,
+            num_groups=layer.num_groups,
+            kept=tuple(expert for expert in range(layer.num_experts) if expert not in pruned),
+        )
+    except ValidationError as error:
+        raise InputError(f"{criterion.path}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error

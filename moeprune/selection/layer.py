@@ -1,0 +1,86 @@
+"""One layer: its problem, and its solution over all experts."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.statistics import Layer
+from moeprune.selection.budget import group_of
+from moeprune.selection.certificate import certified
+from moeprune.selection.constraints import kept_mass, require_feasible
+from moeprune.selection.criteria import ScoringCriterion
+from moeprune.selection.evidence import LayerEvidence
+from moeprune.selection.objective import Objective, restrict
+from moeprune.selection.problem import Problem, SideConstraints, Solution
+from moeprune.selection.solver import Solver
+
+
+@dataclass(frozen=True)
+class LayerTask:
+    """A layer's cost over all experts, the experts that must stay, and what kept experts must hold of each domain."""
+
+    layer: Layer
+    objective: Objective
+    dead: np.ndarray  # (experts,) bool: never routed
+    must_keep: tuple[int, ...]
+    mass: SideConstraints | None
+
+    def problem(self, prune: int) -> tuple[Problem, np.ndarray, np.ndarray]:
+        """The problem of pruning so many experts, over the free ones; ids of the dead that go first, ids of the free.
+
+        Dead experts go lowest id first, as many as the groups allow. Raises InputError when constraints clash.
+        """
+        group = group_of(self.layer)
+        share = prune // self.layer.num_groups
+        may_go = np.ones(self.layer.num_experts, dtype=bool)
+        may_go[list(self.must_keep)] = False
+        fixed = np.concatenate(
+            [np.flatnonzero(self.dead & may_go & (group == index))[:share] for index in range(self.layer.num_groups)]
+        )
+        may_go[fixed] = False
+        free = np.flatnonzero(may_go)
+        quota = np.full(self.layer.num_groups, share) - np.bincount(group[fixed], minlength=self.layer.num_groups)
+        side = None
+        if self.mass is not None:
+            side = replace(self.mass, weights=self.mass.weights[:, free])  # dead experts hold nothing
+        return Problem(restrict(self.objective, free, fixed), group[free], quota, side), fixed, free
+
+    def widen(self, pruned: np.ndarray, fixed: np.ndarray, free: np.ndarray) -> np.ndarray:
+        """The set over all experts for a set over the free ones."""
+        wide = np.zeros(self.layer.num_experts, dtype=bool)
+        wide[fixed] = True
+        wide[free[pruned]] = True
+        return wide
+
+
+def layer_task(
+    evidence: LayerEvidence, criterion: ScoringCriterion, must_keep: tuple[int, ...], keep_at_least: dict[str, float]
+) -> LayerTask:
+    """The task of one layer. Raises InputError when the criterion's costs are not finite."""
+    objective = criterion.objective(evidence)
+    for values in (objective.linear, objective.quadratic):
+        if values is not None and not np.isfinite(values).all():
+            raise InputError(
+                f"{evidence.layer.name}: some costs are not finite; the statistics are damaged, record again"
+            )
+    return LayerTask(evidence.layer, objective, evidence.dead, must_keep, kept_mass(evidence, keep_at_least))
+
+
+def solve_layer(task: LayerTask, prune: int, solver: Solver) -> Solution:
+    """The solution over all experts: dead ones first, then the solver on the rest, then (on request) the bound."""
+    problem, fixed, free = task.problem(prune)
+    require_feasible(problem, task.layer.name)
+    solution = solver.solve(problem)
+    warnings = list(solution.warnings)
+    if solver.certificate:
+        solution, said = certified(problem, solution)
+        warnings += said
+    pruned = task.widen(solution.pruned, fixed, free)
+    cost = task.objective.cost(pruned)
+    bound = solution.bound
+    if bound is not None:
+        # The problem leaves out a constant: the cost of the dead experts, 0 unless the objective says otherwise.
+        bound = cost if solution.status == "proved_optimal" else min(cost, bound + cost - solution.cost)
+    ties = tuple((int(free[i]), int(free[j])) for i, j in solution.ties)
+    return replace(solution, pruned=pruned, cost=cost, bound=bound, ties=ties, warnings=tuple(warnings))
