@@ -17,9 +17,10 @@ PAD_ID = 0  # any id does: the attention mask says what is padding
 
 
 def padded_length(length: int) -> int:
-    """The length a sequence of this length is padded to: eight steps an octave, a multiple of 8; at most 1/8 is padding.
+    """The length a sequence of this length is padded to: eight steps an octave, a multiple of 8.
 
-    A multiple of 8, because the last rows of a matrix product that are no full block of 4 take another path on CPU.
+    So at most 1/8 is padding from 64 tokens on. A multiple of 8, because the last rows of a matrix product that are no
+    full block of 4 take another path on CPU.
     """
     step = max(8, 2 ** (length.bit_length() - 4))
     return -(-length // step) * step

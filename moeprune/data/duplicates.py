@@ -8,7 +8,7 @@ from moeprune.data.records import Record
 
 SHINGLE = 5  # words
 PERMUTATIONS = 128
-CANDIDATE_MARGIN = 0.1  # the sketch may be wrong by about this much, so it proposes and the exact share decides
+MISSED, SUPERFLUOUS = 0.95, 0.05  # weights of the two errors a sketch can make; the second costs only an exact look
 
 
 def without_near_duplicates(
@@ -25,7 +25,7 @@ def without_near_duplicates(
         raise InputError(
             "calibration.near_duplicates needs the package datasketch; pip install 'moeprune[dedup]', or leave it out"
         ) from error
-    index = MinHashLSH(threshold=max(threshold - CANDIDATE_MARGIN, 0.05), num_perm=PERMUTATIONS)
+    index = MinHashLSH(threshold=threshold / 2, num_perm=PERMUTATIONS, weights=(SUPERFLUOUS, MISSED))
     kept: list[frozenset[str]] = []
     for record in records:
         runs = _runs(record)

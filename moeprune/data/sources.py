@@ -103,8 +103,10 @@ def _saved_dataset(domain: Domain, folder: Path) -> Source:
 
     try:
         found = load_from_disk(str(folder))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{_where(domain)}: `datasets` cannot read this folder ({error})") from error
+    except (OSError, ValueError, LookupError, TypeError) as error:  # a LookupError for a dataset without rows
+        raise InputError(
+            f"{_where(domain)}: `datasets` cannot read this folder, or it holds no row ({error})"
+        ) from error
     held = getattr(found, "split", None)
     if domain.split and held not in (None, domain.split) and not isinstance(found, dict):
         raise InputError(f"{_where(domain)} holds the split {held}, not {domain.split}; correct split")
