@@ -1,0 +1,157 @@
+"""lm-eval on a model in memory: standard task names, local task files, and the offline tasks of the reference data."""
+
+import copy
+import difflib
+import importlib.util
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.plan import PrunePlan
+from moeprune.evaluation.intervals import base_metrics
+from moeprune.models.pruned import pruned
+
+TASKS = Path(__file__).parent / "harness_tasks"
+BOOTSTRAP = 1000  # resamples of lm-eval's standard errors, where no formula exists
+
+
+def harness(
+    model: Any,
+    tokenizer: Any,
+    tasks: Sequence[str],
+    plans: Mapping[str, PrunePlan],
+    *,
+    base: Mapping[str, float] | None = None,
+    limit: int | None = None,
+    batch_size: int = 8,
+) -> dict[str, dict[str, float]]:
+    """Label -> `harness/<task>/<metric>` of `model` pruned by each plan, with `/base` for `model` as it is.
+
+    `base` (from `harness_metrics`) spares the unpruned model a second run.
+    """
+    base = base or harness_metrics(model, tokenizer, tasks, limit=limit, batch_size=batch_size)
+    metrics = {}
+    for label, plan in plans.items():
+        with pruned(model, plan):
+            measured = harness_metrics(model, tokenizer, tasks, limit=limit, batch_size=batch_size)
+        metrics[label] = measured | base_metrics(base)
+    return metrics
+
+
+def harness_metrics(
+    model: Any, tokenizer: Any, tasks: Sequence[str], *, limit: int | None = None, batch_size: int = 8
+) -> dict[str, float]:
+    """`harness/<task>/<metric>` of `model` as it is; a metric of a filter is `<metric>.<filter>`.
+
+    Standard errors are `<metric>_stderr`. `limit` takes the first so many documents of each task.
+    Raises InputError as `require_tasks` does, when a data set cannot be had and when a task would run generated code.
+    """
+    require_tasks(tasks)
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+
+    with _quiet():
+        try:
+            results = simple_evaluate(
+                # A copy of the tokenizer, because lm-eval sets its padding.
+                model=HFLM(
+                    pretrained=model, tokenizer=copy.deepcopy(tokenizer), backend="causal", batch_size=batch_size
+                ),
+                tasks=list(tasks),
+                task_manager=_task_manager(tasks),
+                limit=limit,
+                bootstrap_iters=BOOTSTRAP,
+                log_samples=False,
+            )
+        except OSError as error:
+            raise InputError(
+                f"evaluation.harness: the data of {', '.join(tasks)} cannot be had here ({error}); use a machine with "
+                "a network or a local task file"
+            ) from error
+        except ValueError as error:
+            if "marked as unsafe" not in str(error):
+                raise
+            raise InputError(
+                f"evaluation.harness: one of {', '.join(tasks)} runs code that the model writes; moeprune does not"
+            ) from error
+    return _flat(results["results"])
+
+
+def require_tasks(tasks: Sequence[str]) -> None:
+    """Raises InputError unless lm-eval is installed and every task is a known name or a task file."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise InputError("evaluation.harness: lm-eval is not installed; pip install 'moeprune[eval]'")
+    files, names = _by_kind(tasks)
+    for file in files:
+        _require_task_file(file)
+    known = None
+    for name in names:
+        known = known or set(_task_manager(tasks).all_tasks)
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3)
+            hint = f"; did you mean {', '.join(near)}?" if near else "; `lm_eval ls tasks` lists them"
+            raise InputError(f"evaluation.harness: lm-eval has no task {name!r}{hint}")
+
+
+def _by_kind(tasks: Sequence[str]) -> tuple[list[str], list[str]]:
+    files = [task for task in tasks if task.endswith((".yaml", ".yml"))]
+    return files, [task for task in tasks if task not in files]
+
+
+def _require_task_file(file: str) -> None:
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    if not Path(file).is_file():
+        raise InputError(f"evaluation.harness: {file}: no such task file")
+    from yaml import YAMLError
+
+    try:
+        task = load_yaml(Path(file), resolve_func=False)
+    except YAMLError as error:
+        raise InputError(f"evaluation.harness: {file}: not a YAML file ({error})") from error
+    if not isinstance(task, dict) or not {"task", "group"} & set(task):
+        raise InputError(f"evaluation.harness: {file}: not an lm-eval task file; it has neither `task` nor `group`")
+
+
+def _task_manager(tasks: Sequence[str]) -> Any:
+    """lm-eval's index of tasks; its own 14,000 take seconds to read, so they are read only when one is asked for."""
+    from lm_eval.tasks import TaskManager
+
+    ours = TaskManager(include_path=str(TASKS), include_defaults=False)
+    if set(_by_kind(tasks)[1]) <= set(ours.all_tasks):
+        return ours
+    return TaskManager(include_path=str(TASKS))
+
+
+def _flat(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for task, values in results.items():
+        for key, value in values.items():
+            metric, comma, filtered = key.partition(",")
+            if not comma or not isinstance(value, int | float) or not math.isfinite(value):
+                continue  # names and counts, and standard errors that do not exist
+            suffix = "" if filtered == "none" else f".{filtered}"
+            metrics[f"harness/{task}/{metric}{suffix}"] = float(value)
+    return metrics
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Errors of lm-eval alone are logged, and it forks no processes (it would fork this one, with the model in it)."""
+    logger, name = logging.getLogger("lm_eval"), "DISABLE_MULTIPROC"
+    level, own = logger.level, os.environ.get(name)
+    logger.setLevel(logging.ERROR)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if own is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = own
