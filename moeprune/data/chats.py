@@ -81,7 +81,7 @@ class Chats:
             ids=np.asarray(out["input_ids"], dtype=np.int32),
             roles=view.roles(),
             counted=view.counted(count),
-            turns=tuple((turn.start, turn.stop) for turn in view.turns()),
+            turns=view.turns(),
             changes=changes | view.findings(),
         )
 
@@ -149,8 +149,11 @@ class _View:
         roles[self.written] = "assistant"
         return roles
 
-    def turns(self) -> list[slice]:
-        return [masks.covered(self.offsets, span.start, span.end) for span in self.spans if span.role == "assistant"]
+    def turns(self) -> tuple[tuple[str, int, int], ...]:
+        """Role, first and last + 1 token of what the assistant and the tools said."""
+        spans = [span for span in self.spans if span.role in ("assistant", "tool")]
+        tokens = [masks.covered(self.offsets, span.start, span.end) for span in spans]
+        return tuple((span.role, token.start, token.stop) for span, token in zip(spans, tokens))
 
     def counted(self, count: Count) -> np.ndarray:
         """The mask (tokens,) of `count`. Raises RecordProblem when the template does not show who wrote what."""

@@ -16,7 +16,7 @@ class Encoded:
         np.ndarray
     )  # (tokens,) words: system, user, assistant, tool, template, text, prompt, completion, ids, unknown
     counted: np.ndarray  # (tokens,) bool
-    turns: tuple[tuple[int, int], ...] = ()  # first and last + 1 token of every assistant turn
+    turns: tuple[tuple[str, int, int], ...] = ()  # role, first and last + 1 token of assistant and tool turns
     changes: Mapping[str, int] = field(default_factory=dict)
 
     @property

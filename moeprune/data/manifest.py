@@ -90,18 +90,16 @@ class Tally:
         return taken
 
     def _turns(self, whole: Encoded, allowed: int) -> None:
-        """Assistant turns that overflow takes away, cuts in two, or parts from their context."""
+        """Turns of the assistant and of tools that overflow takes away, cuts in two, or parts from their context."""
         length = self.intake.sequence_length
-        for start, end in whole.turns:
-            self.counts["turns"] += 1
+        for role, start, end in whole.turns:
+            self.counts[f"{role}_turns"] += 1
             if start >= allowed:
-                self.counts["turns_lost"] += 1
-            elif end > allowed:
-                self.counts["turns_cut"] += 1
+                self.counts[f"{role}_turns_lost"] += 1
+            elif end > allowed or start // length != (end - 1) // length:
+                self.counts[f"{role}_turns_cut"] += 1
             elif start >= length:
-                self.counts["turns_without_their_past"] += 1
-            elif end > length:
-                self.counts["turns_cut"] += 1
+                self.counts[f"{role}_turns_without_their_past"] += 1
 
     # afterwards
 
@@ -160,15 +158,18 @@ class Tally:
     def _overflow(self) -> dict[str, Any]:
         counts = self.counts
         names = ("tokens_lost", "tokens_without_their_past", "trajectories_split", "trajectories_cut_by_limit")
-        turns = ("turns", "turns_lost", "turns_cut", "turns_without_their_past")
+        fates = ("turns_lost", "turns_cut", "turns_without_their_past")
+        turns = [(f"{role}_{fate}", f"{role}_turns") for role in ("assistant", "tool") for fate in fates]
         return {
             "policy": self.intake.overflow,
             "sequence_length": self.intake.sequence_length,
             **{name: counts[name] for name in names},
             "share_tokens_lost": _share(counts["tokens_lost"], counts["tokens_before_overflow"]),
             "share_tokens_without_their_past": _share(counts["tokens_without_their_past"], counts["tokens"]),
-            **{f"assistant_{name}": counts[name] for name in turns},
-            **{f"share_assistant_{name}": _share(counts[name], counts["turns"]) for name in turns[1:]},
+            "assistant_turns": counts["assistant_turns"],
+            "tool_turns": counts["tool_turns"],
+            **{fate: counts[fate] for fate, _ in turns},
+            **{f"share_{fate}": _share(counts[fate], counts[every]) for fate, every in turns},
         }
 
     def _check_minimum(self) -> None:
@@ -197,10 +198,11 @@ class Tally:
             found.append(f"in {self.changes['roles unknown']} trajectories the template hides who wrote some tokens")
         if dropped := self.changes["messages dropped by the template"]:
             found.append(f"the chat template leaves out {dropped} messages (an unknown role?)")
-        if counts["turns_without_their_past"] or counts["turns_cut"]:
-            share = _share(counts["turns_without_their_past"] + counts["turns_cut"], counts["turns"])
+        parted = counts["assistant_turns_without_their_past"] + counts["assistant_turns_cut"]
+        if parted:
             found.append(
-                f"{share:.0%} of {counts['turns']} assistant turns are cut or parted from their context "
+                f"{_share(parted, counts['assistant_turns']):.0%} of {counts['assistant_turns']} assistant turns are "
+                "cut or parted from their context "
                 f"(sequence_length={self.intake.sequence_length}, overflow={self.intake.overflow})"
             )
         return [f"domain {self.domain.name}: {sentence}" for sentence in found]
@@ -219,8 +221,9 @@ class Tally:
         sentence = f"{tokens:.1%} of the tokens are lost (overflow={self.intake.overflow}"
         if self.domain.trajectory_tokens:
             sentence += f", trajectory_tokens={self.domain.trajectory_tokens}"
-        if self.counts["turns"]:
-            sentence += f"; {_share(self.counts['turns_lost'], self.counts['turns']):.1%} of the assistant turns"
+        for role in ("assistant", "tool"):
+            if turns := self.counts[f"{role}_turns"]:
+                sentence += f"; {_share(self.counts[f'{role}_turns_lost'], turns):.1%} of the {role} turns"
         return sentence + ")"
 
 

@@ -64,6 +64,7 @@ def test_turns_that_overflow_takes_away(tokenizer: Any, write: Callable[..., str
     lost, halved = cut["overflow"]["assistant_turns_lost"], cut["overflow"]["assistant_turns_cut"]
     assert lost + halved == 10
     assert cut["overflow"]["share_assistant_turns_lost"] == lost / 20
+    assert cut["overflow"]["tool_turns_lost"] + cut["overflow"]["tool_turns_cut"] == 5
     split = load(tokenizer, path, Intake(sequence_length=whole["tokens"] // 2)).manifest["d"]
     assert split["overflow"]["assistant_turns_lost"] == 0
     assert split["overflow"]["assistant_turns_without_their_past"] + split["overflow"]["assistant_turns_cut"] == 10
