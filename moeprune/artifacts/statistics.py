@@ -159,7 +159,7 @@ class RoutingStatistics:
                     for f in fields(sums):
                         value = getattr(sums, f.name)
                         if value is not None and not (prefix and f.name == "output_max"):
-                            tensors[f"{domain}/{name}/{prefix}{f.name}"] = np.ascontiguousarray(value)
+                            tensors[f"{domain}/{name}/{prefix}{f.name}"] = np.asarray(value, order="C")
         manifest = {**self.manifest, "format": FORMAT, "layers": [asdict(layer) for layer in self.layers]}
         with whole_file(path) as beside:
             save_file(tensors, beside, metadata={"manifest": json.dumps(manifest, allow_nan=False)})

@@ -1,5 +1,7 @@
 """Open a model and its tokenizer from a path, a hub name or `reference`, with errors before the expensive step."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -90,6 +92,20 @@ def load_tokenizer(directory: Path) -> Any:
         raise InputError(f"{directory}: no tokenizer that transformers can read ({error})") from error
 
 
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """transformers draws a bar for every load, also into logs; ours are enough."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 def load_model(options: ModelOptions, *, device: str = "auto") -> LoadedModel:
     """The model in eval mode on the device, and its tokenizer. Raises InputError for a bad path or an unknown config."""
     import torch
@@ -103,5 +119,6 @@ def load_model(options: ModelOptions, *, device: str = "auto") -> LoadedModel:
         dtype = "float32" if place == "cpu" else "auto"
     if dtype != "auto":
         dtype = getattr(torch, dtype)
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(place).eval()
+    with _without_bars():
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(place).eval()
     return LoadedModel(model, load_tokenizer(directory), directory)

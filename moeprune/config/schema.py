@@ -1,0 +1,60 @@
+"""The configuration of a run. Every section is the options class of the room that reads it; unknown keys are errors."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from moeprune.checkpoint.options import CheckpointOptions
+from moeprune.data.options import Domain, Intake
+from moeprune.dense.options import DenseOptions
+from moeprune.evaluation.options import EvaluationOptions
+from moeprune.experiment.tracking import TrackingOptions
+from moeprune.models.loading import ModelOptions
+from moeprune.selection.criteria import AnyCriterion
+from moeprune.selection.options import SelectionOptions
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class CalibrationOptions(Intake):
+    """`calibration:`: what is read, how it is cut into pieces, and which statistics are kept."""
+
+    domains: tuple[Domain, ...] = Field(default=(Domain(name="agent", path="reference:agent"),), min_length=1)
+    statistics: Literal["default", "all"] = "default"  # all adds output_sum, for ean_ca and mone
+
+    @model_validator(mode="after")
+    def _distinct_names(self) -> "CalibrationOptions":
+        names = [domain.name for domain in self.domains]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two domains are called {twice[0]!r}; give each its own name")
+        return self
+
+
+class Evaluation(EvaluationOptions):
+    """`evaluation:`: the ruler, and the criteria measured beside the run's own from the same recording."""
+
+    baselines: tuple[AnyCriterion, ...] = ()  # same budget, same solver options
+
+
+class RuntimeOptions(Section):
+    """`runtime:`: how, not what; not part of any key except the device's type."""
+
+    device: str = "auto"
+    batch_tokens: int = Field(default=8192, ge=1)
+    streaming: Literal["auto", "on", "off"] = "auto"
+
+
+class RunConfig(Section):
+    """Everything one run does."""
+
+    model: ModelOptions = ModelOptions()
+    calibration: CalibrationOptions = CalibrationOptions()
+    selection: SelectionOptions = SelectionOptions()
+    checkpoint: CheckpointOptions = CheckpointOptions()
+    dense: tuple[DenseOptions, ...] = ()
+    evaluation: Evaluation = Evaluation()
+    tracking: TrackingOptions = TrackingOptions()
+    runtime: RuntimeOptions = RuntimeOptions()

@@ -1,0 +1,129 @@
+"""What the stages of a run share: the inspected model, the tokens, and the identities that enter their keys."""
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from moeprune.artifacts.statistics import Layer
+from moeprune.checkpoint.inventory import Inventory, checkpoint_fingerprint, inventory
+from moeprune.config.schema import RunConfig
+from moeprune.data.options import Domain, Part
+from moeprune.data.sources import open_source
+from moeprune.data.trajectories import TokenSet, load_tokens
+from moeprune.models.families import family_of
+from moeprune.models.layers import family_for
+from moeprune.models.loading import LoadedModel, device_of, load_config, load_model, load_tokenizer, local_directory
+from moeprune.selection.budget import layer_budgets
+
+
+class Inputs:
+    """Everything is made on first use: a resumed run whose stages are done loads neither model nor data."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+
+    @cached_property
+    def directory(self) -> Path:
+        """The checkpoint's directory; its config is a supported MoE family."""
+        directory = local_directory(self.config.model)
+        family_of(family_for(load_config(directory)).model_type)
+        return directory
+
+    @cached_property
+    def checkpoint(self) -> Inventory:
+        """Every tensor of the checkpoint, from its headers alone."""
+        return inventory(self.directory)
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        return self.checkpoint.layers
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return checkpoint_fingerprint(self.checkpoint)
+
+    @cached_property
+    def loaded(self) -> LoadedModel:
+        return load_model(self.config.model, device=self.config.runtime.device)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return load_tokenizer(self.directory)
+
+    @cached_property
+    def device_type(self) -> str:
+        return device_of(self.config.runtime.device).partition(":")[0]
+
+    @cached_property
+    def calibration(self) -> TokenSet:
+        part: Part = "calibration" if self.holdout else "all"
+        options = self.config.calibration
+        return load_tokens(options.domains, self.tokenizer, options, part=part, holdout=self.holdout)
+
+    @cached_property
+    def evaluation(self) -> TokenSet:
+        part: Part = "heldout" if self.config.evaluation.domains is None else "all"
+        return self._evaluation_tokens(part)
+
+    def _evaluation_tokens(self, part: Part) -> TokenSet:
+        # A reference: path keeps its held-out text in files of its own; a path that evaluation names is read whole.
+        reference = [d for d in self.evaluation_domains if d.path.startswith("reference:")]
+        others = [d for d in self.evaluation_domains if not d.path.startswith("reference:")]
+        sets = []
+        for domains, which in ((reference, "heldout"), (others, part)):
+            if domains:
+                options = self.config.calibration
+                sets.append(load_tokens(domains, self.tokenizer, options, part=which, holdout=self.holdout))
+        sequences = tuple(sequence for tokens in sets for sequence in tokens.sequences)
+        return TokenSet(sequences, {name: value for tokens in sets for name, value in tokens.manifest.items()})
+
+    @property
+    def evaluation_domains(self) -> Sequence[Domain]:
+        return self.config.evaluation.domains or self.config.calibration.domains
+
+    @property
+    def holdout(self) -> float:
+        """The share of calibration trajectories kept out: none where evaluation has data of its own."""
+        return self.config.evaluation.holdout if self.config.evaluation.domains is None else 0.0
+
+    def inspect_model(self) -> None:
+        """Refuse a model that cannot be pruned, before data is read or weights are loaded."""
+        assert self.layers
+
+    def inspect(self) -> None:
+        """Refuse a model or a budget that cannot work, before data is read or weights are loaded."""
+        layer_budgets(self.layers, self.config.selection.budget)
+
+    @cached_property
+    def model_identity(self) -> list[Any]:
+        sizes = sorted((file.name, file.stat().st_size) for file in self.directory.iterdir() if file.is_file())
+        return [self.config.model, self.fingerprint, sizes, self.device_type]
+
+    @cached_property
+    def calibration_identity(self) -> list[Any]:
+        return [
+            self.config.calibration,
+            self.holdout,
+            [_content(domain, "all") for domain in self.config.calibration.domains],
+        ]
+
+    @cached_property
+    def evaluation_identity(self) -> list[Any]:
+        return [self.config.evaluation, [_content(domain, "heldout") for domain in self.evaluation_domains]]
+
+
+def _content(domain: Domain, part: Part) -> str:
+    """A digest of the files behind a domain, so that changed data is recorded again."""
+    from moeprune.reference import DATA_DIR
+
+    digest = hashlib.sha256(domain.model_dump_json().encode())
+    for name in open_source(domain, part=part).files:
+        path = DATA_DIR / name if domain.path.startswith("reference:") else Path(name)
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in files:
+            if file.is_file():
+                with file.open("rb") as stream:
+                    digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()

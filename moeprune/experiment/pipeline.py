@@ -1,0 +1,79 @@
+"""One run: record -> select -> prune -> evaluate -> report. Each stage is done once and found again by its key."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from moeprune.artifacts.errors import InputError
+from moeprune.config.load import load_run
+from moeprune.config.schema import RunConfig
+from moeprune.experiment import stages
+from moeprune.experiment.console import logged, say
+from moeprune.experiment.inputs import Inputs
+from moeprune.experiment.runs import STAGES, Run, locked
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run left: its directory, its metrics (empty when it stopped before them) and what readers must know."""
+
+    directory: Path
+    metrics: dict[str, float]
+    warnings: list[str]
+    written: Path  # the last thing that was written
+
+
+def run_pipeline(
+    config: RunConfig, directory: Path, *, shared: Path | None = None, until: str = "report", redo: str | None = None
+) -> Outcome:
+    """Run every stage up to `until`; stages that are done under the same key are reused.
+
+    directory: of this run; shared: of recordings that several runs use (default: `shared/` beside the run).
+    redo: this stage and those after it run again.
+    Raises InputError for bad input, before the expensive stage.
+    """
+    inputs = Inputs(config)
+    inputs.inspect()
+    run = Run.open(directory, config)
+    shared = shared or directory.parent / "shared"
+    with locked(directory), logged(directory / "log.txt"):
+        if redo is not None:
+            run.forget(redo)
+        finished = False
+        try:
+            outcome = _run(run, inputs, shared, STAGES.index(until))
+            finished = True
+        finally:
+            run.close(0 if finished else 1)
+        return outcome
+
+
+def _run(run: Run, inputs: Inputs, shared: Path, last: int) -> Outcome:
+    say(f"run: {run.directory}")
+    statistics = stages.record_stage(run, inputs, shared)
+    if last == STAGES.index("record"):
+        return _outcome(run, {}, run.directory / run.record["stages"]["record"]["statistics"])
+    plans = stages.select_stage(run, statistics)
+    if last == STAGES.index("select"):
+        return _outcome(run, {}, run.directory / "plan.json")
+    sizes = stages.prune_stage(run, inputs, plans[stages.OWN])
+    if last == STAGES.index("prune"):
+        return _outcome(run, {}, run.directory / "checkpoint")
+    metrics = stages.evaluate_stage(run, inputs, plans, sizes)
+    if last == STAGES.index("evaluate"):
+        return _outcome(run, metrics, run.directory / "metrics.json")
+    return _outcome(run, metrics, stages.report_stage(run, plans, metrics))
+
+
+def _outcome(run: Run, metrics: dict[str, float], written: Path) -> Outcome:
+    return Outcome(run.directory, metrics, list(run.record["warnings"]), written)
+
+
+def run_file(
+    config: Path, overrides: list[str], *, output: Path, until: str | None = None, redo: str | None = None
+) -> Outcome:
+    """`run_pipeline` on a YAML file; the run is called like the file and lies in `output`."""
+    for option, stage in (("--until", until), ("--redo", redo)):
+        if stage is not None and stage not in STAGES:
+            raise InputError(f"{option} {stage}: unknown stage; one of {', '.join(STAGES)}")
+    options = load_run(config, overrides)
+    return run_pipeline(options, output / config.stem, until=until or STAGES[-1], redo=redo)

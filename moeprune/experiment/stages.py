@@ -1,0 +1,265 @@
+"""The stages of a run, one function each: inputs in, files on disk and an entry for run.json out."""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from moeprune.artifacts.files import read_json
+from moeprune.artifacts.metrics import save_metrics
+from moeprune.artifacts.plan import PrunePlan
+from moeprune.artifacts.statistics import RoutingStatistics
+from moeprune.checkpoint.writer import prune_checkpoint
+from moeprune.data.trajectories import load_records
+from moeprune.evaluation.fidelity import compare_plans
+from moeprune.evaluation.agent import agent_questions
+from moeprune.evaluation.generation import agent_task, loop_rate
+from moeprune.experiment.console import progress, say, warn
+from moeprune.experiment.inputs import Inputs
+from moeprune.experiment.runs import Run, locked, stage_key
+from moeprune.recording.recorder import record
+from moeprune.selection.options import SelectionOptions
+from moeprune.selection.select import select
+
+OWN = "own"  # label of the run's own criterion among the plans that are measured together
+Entry = dict[str, Any]
+
+
+def _stage(run: Run, name: str, key: str, work: Callable[[], tuple[Entry, list[str]]]) -> Entry:
+    """The stage's entry: the one in run.json when it was made from the same inputs, otherwise what `work` leaves."""
+    done = run.entry(name, key)
+    if done is not None:
+        say(f"{name}: already done ({key}), reused")
+        return done
+    started = time.monotonic()
+    entry, warnings = work()
+    for warning in warnings:
+        warn(warning)
+    entry = {"key": key, "seconds": round(time.monotonic() - started, 3), **entry}
+    run.tracker.log({f"stage/{name}/seconds": entry["seconds"]})
+    run.finish(name, entry, warnings)
+    return entry
+
+
+def record_stage(run: Run, inputs: Inputs, shared: Path) -> RoutingStatistics:
+    """Routing statistics, from the shared recording of the same model and data when there is one."""
+    key = stage_key("record", inputs.model_identity, inputs.calibration_identity)
+    path = shared / f"record-{key}" / "statistics.safetensors"
+
+    def work() -> tuple[Entry, list[str]]:
+        with locked(path.parent):
+            reused = path.is_file()
+            if not reused:
+                record_to(path, inputs, key)
+        statistics = RoutingStatistics.load(path)
+        say(f"record: {'reused' if reused else 'written'} {path}")
+        entry: Entry = {"statistics": os.path.relpath(path, run.directory), "reused": reused}
+        entry["tokens_per_second"] = statistics.manifest["tokens_per_second"]
+        return entry, list(statistics.manifest["warnings"])
+
+    entry = _stage(run, "record", key, work)
+    if not path.is_file():  # somebody cleaned the shared recordings
+        run.forget("record")
+        entry = _stage(run, "record", key, work)
+    return RoutingStatistics.load(path)
+
+
+def record_to(path: Path, inputs: Inputs, key: str) -> None:
+    """Record the inputs' calibration tokens into `path`; whole batches are kept beside it until it is written."""
+    tokens = inputs.calibration
+    total = sum(len(sequence.ids) for sequence in tokens.sequences)
+    say(f"record: {total:,} tokens of {', '.join(tokens.manifest)} through {len(inputs.layers)} MoE layers")
+    model = inputs.loaded.model
+    started = time.monotonic()
+    partial = path.with_name(path.name + ".partial")
+    options = inputs.config
+    with progress("recording") as advance:
+        statistics = record(
+            model,
+            tokens,
+            batch_tokens=options.runtime.batch_tokens,
+            statistics=options.calibration.statistics,
+            partial=partial,
+            on_progress=advance,
+            manifest={
+                "key": key,
+                "model": {"path": options.model.path, "fingerprint": inputs.fingerprint},
+                "calibration": options.calibration.model_dump(mode="json"),
+                "warnings": list(tokens.warnings),
+            },
+        )
+    rate = round(total / (time.monotonic() - started), 1)
+    RoutingStatistics({**statistics.manifest, "tokens_per_second": rate}, *_parts(statistics)).save(path)
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def _parts(statistics: RoutingStatistics) -> tuple[Any, Any, Any]:
+    return statistics.layers, statistics.domains, statistics.half
+
+
+def select_stage(run: Run, statistics: RoutingStatistics) -> dict[str, PrunePlan]:
+    """The run's plan under OWN, and one plan for each baseline criterion, from the same statistics."""
+    options = run.config.selection
+    baselines = baseline_options(run)
+    key = stage_key("select", options, list(baselines.items()), statistics.key)
+
+    def work() -> tuple[Entry, list[str]]:
+        plan = select(statistics, options)
+        plan.save(run.directory / "plan.json")
+        for label, other in baselines.items():
+            select(statistics, other).save(run.directory / "baselines" / label / "plan.json")
+        describe_plan(plan)
+        return {"plan": "plan.json", "baselines": list(baselines)}, list(plan.warnings)
+
+    _stage(run, "select", key, work)
+    paths = {OWN: run.directory / "plan.json"}
+    paths |= {label: run.directory / "baselines" / label / "plan.json" for label in baselines}
+    return {label: PrunePlan.load(path) for label, path in paths.items()}
+
+
+def baseline_options(run: Run) -> dict[str, SelectionOptions]:
+    """Label -> the run's selection with a baseline's criterion; a name that comes twice is numbered."""
+    labelled: dict[str, SelectionOptions] = {}
+    for criterion in run.config.evaluation.baselines:
+        name = str(criterion.name)
+        taken = sum(label == name or label.startswith(f"{name}-") for label in labelled)
+        label = name if not taken else f"{name}-{taken + 1}"
+        labelled[label] = run.config.selection.model_copy(update={"criterion": criterion})
+    return labelled
+
+
+def describe_plan(plan: PrunePlan) -> None:
+    """One line a layer: what was asked, what is kept, and how good the choice provably is."""
+    for layer in plan.layers:
+        gap = "" if layer.gap is None else f", at most {100 * layer.gap:.2f} % above the best possible"
+        say(
+            f"select: {layer.name} keeps {len(layer.kept)} of {layer.num_experts}, removes {len(layer.pruned)} "
+            f"({layer.status}{gap})"
+        )
+
+
+def prune_stage(run: Run, inputs: Inputs, plan: PrunePlan) -> Entry:
+    """The pruned checkpoint, or only its size when `checkpoint.save` is false."""
+    options = run.config.checkpoint
+    key = stage_key("prune", inputs.model_identity, options, plan.model_dump(mode="json"))
+    target = run.directory / "checkpoint"
+
+    def work() -> tuple[Entry, list[str]]:
+        with progress("writing", unit="bytes") as advance:
+            report = prune_checkpoint(
+                inputs.directory,
+                plan,
+                target,
+                overwrite=True,  # the run's own directory
+                mtp=options.mtp,
+                dry_run=not options.save,
+                on_progress=advance,
+                provenance={"config": run.config.model_dump(mode="json"), "commit": run.record["commit"]},
+            )
+        sizes = {
+            "parameters": report.parameters,
+            "parameters_base": report.parameters_base,
+            "bytes": report.bytes,
+            "bytes_base": report.bytes_base,
+        }
+        say(f"prune: {report.parameters:,} of {report.parameters_base:,} parameters, {report.bytes / 1e6:,.1f} MB")
+        return {"checkpoint": "checkpoint" if options.save else None, **sizes}, list(report.warnings)
+
+    return _stage(run, "prune", key, work)
+
+
+def evaluate_stage(run: Run, inputs: Inputs, plans: Mapping[str, PrunePlan], sizes: Entry) -> dict[str, float]:
+    """metrics.json: the run's plan and its baselines against the unpruned model, on held-out data."""
+    written = [plan.model_dump(mode="json", include={"layers"}) for plan in plans.values()]
+    key = stage_key("evaluate", inputs.model_identity, inputs.evaluation_identity, run.config.calibration, written)
+    path = run.directory / "metrics.json"
+
+    def work() -> tuple[Entry, list[str]]:
+        measured, warnings = measure(inputs, plans)
+        metrics = dict(measured[OWN])
+        for label, values in measured.items():
+            if label != OWN:
+                metrics |= {f"baseline/{label}/{name}": value for name, value in values.items()}
+        metrics |= size_metrics(sizes)
+        stability = [layer.stability["jaccard"] for layer in plans[OWN].layers if layer.stability]
+        if stability:
+            metrics["stability/jaccard"] = sum(stability) / len(stability)
+        save_metrics(path, metrics)
+        return {"metrics": "metrics.json"}, warnings
+
+    _stage(run, "evaluate", key, work)
+    return dict(read_json(path))
+
+
+def size_metrics(sizes: Entry) -> dict[str, float]:
+    return {
+        "size/parameters": sizes["parameters"],
+        "size/parameters/base": sizes["parameters_base"],
+        "size/bytes": sizes["bytes"],
+        "size/bytes/base": sizes["bytes_base"],
+    }
+
+
+def measure(inputs: Inputs, plans: Mapping[str, PrunePlan]) -> tuple[dict[str, dict[str, float]], list[str]]:
+    """Label -> metrics of every plan, all measured on the same tokens and questions; and what readers must know."""
+    options, loaded = inputs.config.evaluation, inputs.loaded
+    tokens = inputs.evaluation
+    with progress("evaluating") as advance:
+        comparisons = compare_plans(
+            loaded.model, plans, tokens, batch_tokens=inputs.config.runtime.batch_tokens, on_progress=advance
+        )
+    metrics = {label: comparison.metrics() for label, comparison in comparisons.items()}
+    warnings = [*tokens.warnings, *comparisons[OWN].warnings]
+    for task in options.tasks:
+        say(f"evaluate: task {task}")
+        domain = next((d for d in inputs.evaluation_domains if d.name == task), None)
+        records = load_records(domain or _reference_domain(task), part="heldout")
+        questions, task_warnings = agent_questions(records, count=options.task_questions)
+        answered = agent_task(loaded.model, loaded.tokenizer, questions, plans, name=task)
+        warnings += task_warnings
+        for label, values in answered.items():
+            metrics[label] |= values
+    if options.loops:
+        say("evaluate: loop rate")
+        for label, values in loop_rate(loaded.model, loaded.tokenizer, tokens, plans).items():
+            metrics[label] |= values
+    return metrics, warnings
+
+
+def _reference_domain(name: str) -> Any:
+    from moeprune.data.options import Domain
+
+    return Domain(name=name, path=f"reference:{name}")
+
+
+def report_stage(run: Run, plans: Mapping[str, PrunePlan], metrics: Mapping[str, float]) -> Path:
+    """report.html and report.md, and the mirror of the run in W&B."""
+    from moeprune.experiment.report import write_report
+
+    key = stage_key("report", run.record["stages"]["evaluate"]["key"], run.record["stages"]["select"]["key"])
+
+    def work() -> tuple[Entry, list[str]]:
+        write_report(run.directory)
+        return {"report": "report.html"}, track(run, plans[OWN], metrics)
+
+    _stage(run, "report", key, work)
+    return run.directory / "report.html"
+
+
+def track(run: Run, plan: PrunePlan, metrics: Mapping[str, float]) -> list[str]:
+    """Mirror metrics, the per-layer table, figures and the plan; returns what W&B could not do. Never weights."""
+    tracker = run.tracker
+    tracker.log(metrics)
+    columns = ["layer", "experts", "kept", "cost", "bound", "gap", "status", "kept ids"]
+    rows = [
+        [la.name, la.num_experts, len(la.kept), la.cost, la.bound, la.gap, la.status, " ".join(map(str, la.kept))]
+        for la in plan.layers
+    ]
+    tracker.table("layers", columns, rows)
+    for figure in sorted((run.directory / "figures").glob("*.png")):
+        tracker.image(f"figures/{figure.stem}", figure)
+    lineage = {"statistics_key": plan.statistics_key, "model_fingerprint": plan.model_fingerprint}
+    tracker.artifact(f"plan-{run.directory.name}", "plan", [run.directory / "plan.json"], lineage)
+    return list(tracker.warnings)

@@ -1,0 +1,208 @@
+"""The stages one by one, on files, for people who want one step: what the verbs of the command line do."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.metrics import save_metrics
+from moeprune.artifacts.plan import PrunePlan
+from moeprune.artifacts.statistics import RoutingStatistics
+from moeprune.config.load import parse_scalar, validate
+from moeprune.config.schema import RunConfig
+from moeprune.experiment.console import say, warn
+from moeprune.experiment.inputs import Inputs
+from moeprune.experiment.runs import stage_key
+
+Values = Mapping[str, Any]
+
+
+def record_file(
+    model: str, domains: Sequence[str], output: Path, *, each: Values, calibration: Values, runtime: Values
+) -> dict[str, Any]:
+    """Record `NAME=PATH` domains into one statistics file; resumes where a killed call was."""
+    from moeprune.experiment.stages import record_to
+
+    require_writable(output, ".safetensors")
+    named = [{"name": name, "path": path, **each} for name, path in map(_named, domains)]
+    value = {"model": {"path": model}, "calibration": {**calibration, "domains": named}, "runtime": dict(runtime)}
+    # No evaluation data of our own here: everything the user names is calibration.
+    value["evaluation"] = {"domains": named}
+    inputs = Inputs(validate(RunConfig, value, place="record"))
+    inputs.inspect_model()
+    key = stage_key("record", inputs.model_identity, inputs.calibration_identity)
+    if output.is_file() and RoutingStatistics.load(output).key == key:
+        say(f"record: {output} already holds exactly this recording, reused")
+    else:
+        record_to(output, inputs, key)
+    statistics = RoutingStatistics.load(output)
+    for warning in statistics.manifest["warnings"]:
+        warn(warning)
+    manifest = dict(statistics.manifest)
+    return {
+        "statistics": output,
+        "key": statistics.key,
+        "domains": manifest["domains"],
+        "warnings": manifest["warnings"],
+    }
+
+
+def select_file(
+    statistics: Path,
+    output: Path,
+    *,
+    criterion: str,
+    hope: Values,
+    budget: Values,
+    solver: Values,
+    mix: Sequence[str],
+) -> dict[str, Any]:
+    """Write the plan for a statistics file; options as they are typed on the command line."""
+    from moeprune.experiment.stages import describe_plan
+    from moeprune.selection.options import SelectionOptions
+    from moeprune.selection.select import select
+
+    require_writable(output, ".json")
+    value = {
+        "criterion": _criterion(criterion, hope, int(solver["seed"])),
+        "budget": {**budget, "prune": parse_scalar(str(budget["prune"])), "must_keep": _must_keep(budget["must_keep"])},
+        "solver": dict(solver),
+        "mix": {name: _number(weight, f"--mix {name}") for name, weight in map(_named, mix)},
+    }
+    options = validate(SelectionOptions, value, place="select")
+    plan = select(RoutingStatistics.load(statistics), options)
+    plan.save(output)
+    describe_plan(plan)
+    for warning in plan.warnings:
+        warn(warning)
+    return {"plan": output, **plan.model_dump(mode="json")}
+
+
+def prune_directory(
+    model: str, plan: Path, output: Path, *, overwrite: bool, dry_run: bool, mtp: str
+) -> dict[str, Any]:
+    """Write the pruned checkpoint of a plan."""
+    from moeprune.checkpoint.options import CheckpointOptions
+    from moeprune.checkpoint.writer import prune_checkpoint
+    from moeprune.experiment.console import progress
+
+    options = validate(CheckpointOptions, {"mtp": mtp}, place="prune")
+    inputs = Inputs(validate(RunConfig, {"model": {"path": model}}, place="prune"))
+    with progress("writing", unit="bytes") as advance:
+        report = prune_checkpoint(
+            inputs.directory,
+            PrunePlan.load(plan),
+            output,
+            overwrite=overwrite,
+            mtp=options.mtp,
+            dry_run=dry_run,
+            on_progress=advance,
+        )
+    for warning in report.warnings:
+        warn(warning)
+    say(f"prune: {report.parameters:,} of {report.parameters_base:,} parameters, {report.bytes / 1e6:,.1f} MB")
+    return {"checkpoint": None if dry_run else output, **report.as_json()}
+
+
+def evaluate_model(
+    model: str, output: Path, *, plan: Path | None, against: str | None, data: Sequence[str], speed: bool
+) -> dict[str, Any]:
+    """Write metrics of a pruned model: MODEL pruned in memory by a plan, or the checkpoint MODEL against its teacher."""
+    from moeprune.evaluation.fidelity import bounded_batch_tokens, compare, compare_plans, logits_of
+    from moeprune.experiment.console import progress
+
+    if (plan is None) == (against is None):
+        raise InputError(
+            "evaluate: give --plan PLAN (MODEL is the teacher) or --against TEACHER (MODEL is the pruned one)"
+        )
+    require_writable(output, ".json")
+    teacher = against or model
+    named = [{"name": name, "path": path} for name, path in map(_named, data)] or _default_data(teacher)
+    value = {"model": {"path": teacher}, "evaluation": {"domains": named}}
+    inputs = Inputs(validate(RunConfig, value, place="evaluate"))
+    loaded_plan = PrunePlan.load(plan) if plan else None
+    if loaded_plan:
+        loaded_plan.require_model(inputs.fingerprint, model)
+    tokens = inputs.evaluation
+    with progress("evaluating") as advance:
+        if loaded_plan:
+            comparison = compare_plans(inputs.loaded.model, {"": loaded_plan}, tokens, on_progress=advance)[""]
+        else:
+            student = Inputs(validate(RunConfig, {"model": {"path": model}}, place="evaluate"))
+            size = bounded_batch_tokens(inputs.loaded.model, 8192)
+            logits = {"": logits_of(student.loaded.model)}
+            comparison = compare(
+                logits_of(inputs.loaded.model), logits, tokens, batch_tokens=size, on_progress=advance
+            )[""]
+    metrics = comparison.metrics()
+    save_metrics(output, metrics)
+    warnings = [*tokens.warnings, *comparison.warnings]
+    for warning in warnings:
+        warn(warning)
+    return {"metrics_file": output, "metrics": metrics, "warnings": warnings}
+
+
+def report_runs(runs: Sequence[Path], *, format: str) -> list[Path]:
+    """Write each run's report again; returns the files in the wanted format."""
+    from moeprune.experiment.report import write_report
+
+    if format not in ("html", "md"):
+        raise InputError(f"--format {format}: one of html, md")
+    written = []
+    for directory in runs:
+        if not (directory / "run.json").is_file():
+            raise InputError(f"{directory}: no run.json; give the directory of a run")
+        write_report(directory)
+        written.append(directory / f"report.{format}")
+    return written
+
+
+def require_writable(path: Path, suffix: str) -> None:
+    """Refuse an output path that cannot become the file, before anything is computed."""
+    if path.suffix != suffix:
+        raise InputError(f"-o {path}: expected a name that ends in {suffix}")
+    if path.is_dir():
+        raise InputError(f"-o {path}: is a directory; give a file name")
+    parent = next((p for p in path.absolute().parents if p.exists()), None)
+    if parent is None or not parent.is_dir():
+        raise InputError(f"-o {path}: {parent} is not a directory")
+
+
+def _default_data(teacher: str) -> list[dict[str, Any]]:
+    if teacher != "reference":
+        raise InputError("evaluate: give --data NAME=PATH with held-out trajectories")
+    return [{"name": name, "path": f"reference:{name}", "tokens": 16384} for name in ("agent", "prose", "python")]
+
+
+def _criterion(name: str, hope: Values, seed: int) -> dict[str, Any]:
+    given = {key: value for key, value in hope.items() if value is not None}
+    if name != "hope" and given:
+        raise InputError(
+            f"--{next(iter(given)).replace('pairwise', 'no-pairwise')} belongs to --criterion hope, not {name}"
+        )
+    if name.startswith("file:"):
+        return {"name": "file", "path": name.removeprefix("file:")}
+    return {"name": name, **given} | ({"seed": seed} if name == "random" else {})
+
+
+def _must_keep(entries: Sequence[str]) -> dict[str, list[int]]:
+    kept = {}
+    for layer, ids in map(_named, entries):
+        if not all(part.strip().isdigit() for part in ids.split(",")):
+            raise InputError(f"--must-keep {layer}={ids}: expected LAYER=3,7 with expert ids")
+        kept[layer] = [int(part) for part in ids.split(",")]
+    return kept
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name or not value:
+        raise InputError(f"{text!r}: expected NAME=VALUE")
+    return name, value
+
+
+def _number(text: str, place: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise InputError(f"{place}: {text!r} is not a number") from error

@@ -1,0 +1,83 @@
+"""See every expert's output and gate while the model runs its own forward; nothing is computed twice.
+
+transformers 5 gives nearly all families one contract, `experts.forward(hidden, top_k_index, top_k_weights)`. Each
+token is expanded to its k slots and the family's own forward is called once with one slot of weight 1 per row, so the
+result is f_e(t) for every routed pair. The weighted sum of the slots is what the block goes on with.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from moeprune.models.layers import MoELayer
+
+ROW_BLOCK = 4  # rows that a float32 matrix product on CPU works on at a time
+
+# (layer, expert ids (tokens, k), gates (tokens, k), outputs before the gate (tokens, k, hidden))
+Observer = Callable[[MoELayer, torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+
+@contextmanager
+def observed(layers: Sequence[MoELayer], observer: Observer) -> Iterator[None]:
+    """Inside, every call of a layer's experts reports to `observer`; outside, the model is untouched."""
+    previous = [(layer, layer.experts.__dict__.get("forward")) for layer in layers]
+    try:
+        for layer in layers:
+            layer.experts.forward = _expanded(layer, layer.experts.forward, observer)
+        yield
+    finally:
+        for layer, forward in previous:
+            if forward is None:
+                del layer.experts.forward
+            else:  # accelerate hooks sit on the instance too
+                layer.experts.forward = forward
+
+
+def _expanded(layer: MoELayer, forward: Callable[..., torch.Tensor], observer: Observer) -> Callable[..., torch.Tensor]:
+    def recorded(hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+        outputs = slot_outputs(forward, hidden, top_k_index, top_k_weights)
+        observer(layer, top_k_index, top_k_weights, outputs)
+        return weighted_sum(outputs, top_k_weights).to(hidden.dtype)
+
+    recorded.unobserved = forward  # type: ignore[attr-defined]
+    return recorded
+
+
+def unobserved(layer: MoELayer) -> Callable[..., torch.Tensor]:
+    """The experts' own forward, also while `observed` is open."""
+    return getattr(layer.experts.forward, "unobserved", layer.experts.forward)
+
+
+def slot_outputs(
+    forward: Callable[..., torch.Tensor], hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """f_e(t) before the gate (tokens, k, hidden) for every routed slot, from one call of the experts' own forward."""
+    tokens, top_k = index.shape
+    slots = index.reshape(-1)
+    fill = _filling(slots)
+    rows = hidden.new_zeros((len(slots) + len(fill), hidden.shape[-1]))
+    rows[: len(slots)].view(tokens, top_k, -1).copy_(hidden.unsqueeze(1).expand(-1, top_k, -1))
+    ones = torch.ones((len(rows), 1), dtype=weights.dtype, device=weights.device)
+    outputs = forward(rows, torch.cat([slots, fill]).unsqueeze(1), ones)
+    return outputs[: len(slots)].view(tokens, top_k, -1)
+
+
+def _filling(slots: torch.Tensor) -> torch.Tensor:
+    """Expert ids of rows to add on CPU so that every expert that is used at all gets a multiple of ROW_BLOCK rows.
+
+    A matrix product takes another path for its last rows when they are no full block, with other rounding: a token's
+    output would depend on how many others its expert got in the batch, and a near tie in the next router would fall
+    to the other side. GPUs pick kernels by shape anyway, so nothing is added there.
+    """
+    if slots.device.type != "cpu":
+        return slots[:0]
+    counts = torch.bincount(slots)
+    return torch.arange(len(counts)).repeat_interleave((-counts) % ROW_BLOCK)
+
+
+def weighted_sum(outputs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """sum_k g_k f_k (tokens, hidden)."""
+    # One batched product reads the outputs once; multiply-then-sum is ten times slower on CPU.
+    return torch.bmm(weights.unsqueeze(1).to(outputs.dtype), outputs).squeeze(1)

@@ -1,0 +1,73 @@
+"""The state of a running recording on disk, committed after whole batches, so that a killed run goes on where it was."""
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from moeprune.artifacts.files import whole_file
+from moeprune.recording.accumulate import LayerSums
+
+Sums = dict[tuple[str, bool], dict[str, LayerSums]]  # (domain, even half) -> layer name -> sums
+
+
+class Parts:
+    """`<file>.partial/`: one part that holds the sums of the first `done` batches, and the identity of the batches.
+
+    The part is cumulative, so a resumed recording adds the same float64 numbers in the same order as one that was
+    never stopped, and ends bit for bit like it.
+    """
+
+    def __init__(self, directory: Path | None, identity: str, *, commit_seconds: float) -> None:
+        self._path = None if directory is None else directory / "part.safetensors"
+        self._identity = identity
+        self._seconds = commit_seconds
+        self._last = time.monotonic()
+
+    def restore(self, make: Callable[[str, bool], dict[str, LayerSums]]) -> tuple[Sums, int]:
+        """The sums so far and how many batches they hold; empty when there is no part of exactly these batches."""
+        if self._path is None or not self._path.is_file():
+            return {}, 0
+        sums: Sums = {}
+        try:
+            with safe_open(self._path, framework="pt") as file:
+                header = json.loads(file.metadata()["part"])
+                if header["identity"] != self._identity:
+                    return {}, 0
+                for domain, even in map(tuple, header["groups"]):
+                    sums[domain, even] = make(domain, even)
+                    for layer, total in sums[domain, even].items():
+                        prefix = f"{domain}/{int(even)}/{layer}/"
+                        total.restore({name: file.get_tensor(prefix + name) for name in total.state()})
+        except (SafetensorError, KeyError, json.JSONDecodeError):
+            return {}, 0  # a part of an older version: record again rather than guess
+        return sums, int(header["done"])
+
+    def commit(self, sums: Sums, done: int) -> None:
+        """Write the sums of the first `done` batches, at most once in `commit_seconds`."""
+        if self._path is None or time.monotonic() - self._last < self._seconds:
+            return
+        tensors: dict[str, torch.Tensor] = {}
+        for (domain, even), layers in sums.items():
+            for layer, total in layers.items():
+                tensors |= {f"{domain}/{int(even)}/{layer}/{name}": value for name, value in total.state().items()}
+        header = {"identity": self._identity, "done": done, "groups": [list(group) for group in sums]}
+        with whole_file(self._path) as beside:
+            save_file(tensors, beside, metadata={"part": json.dumps(header)})
+        self._last = time.monotonic()
+
+    def discard(self) -> None:
+        """Remove the directory: the statistics file it led to is on disk."""
+        if self._path is not None and self._path.parent.is_dir():
+            shutil.rmtree(self._path.parent)
+
+
+def identity_of(items: Iterable[object]) -> str:
+    """A digest of everything that decides which numbers are added in which order."""
+    return hashlib.sha256(json.dumps(list(items)).encode()).hexdigest()

@@ -1,0 +1,160 @@
+"""Every family of the table, on a tiny real model: what is recorded is what the model computes.
+
+A family is tested by being a row of the table; `pytest tests/models -k NAME` runs one.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.plan import LayerPlan, PrunePlan
+from moeprune.models.families import FAMILIES, family_of
+from moeprune.models.layers import find_moe_layers, model_fingerprint
+from moeprune.models.pruned import pruned
+from moeprune.recording.hooks import observed
+from moeprune.recording.recorder import record
+from tests.tiny import DENSE, TINY, build, inputs
+from tests.tokens import random_pieces, token_set
+
+SUPPORTED = [name for name, row in FAMILIES.items() if row.verified]
+PIECES = random_pieces([40, 17, 33, 25, 64, 9])
+
+
+@pytest.fixture(scope="module", params=SUPPORTED)
+def tiny(request):
+    return build(request.param)
+
+
+def test_every_verified_family_has_a_tiny_model():
+    assert set(SUPPORTED) <= set(TINY)
+
+
+def test_what_is_found_is_what_the_config_says(tiny):
+    layers = find_moe_layers(tiny)
+    config = tiny.config.get_text_config()
+    assert layers
+    for layer in layers:
+        assert layer.info.num_experts == 8
+        assert layer.info.top_k == getattr(config, layer.family.top_k_key)
+        assert tiny.get_submodule(layer.name) is layer.block
+
+
+def test_statistics_do_not_depend_on_the_batch_size(tiny):
+    # `record` itself raises when the parts do not rebuild the block or a routed slot is lost
+    one, many = (record(tiny, token_set(PIECES), batch_tokens=size) for size in (1, 8192))
+    for name, sums in one.domains["all"].items():
+        other = many.domains["all"][name]
+        np.testing.assert_array_equal(sums.co_count, other.co_count, err_msg=name)
+        np.testing.assert_allclose(sums.norm_product, other.norm_product, rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(sums.output_product, other.output_product, rtol=1e-4, atol=1e-9, err_msg=name)
+        assert int(sums.tokens) == sum(map(len, PIECES))
+
+
+def test_recording_leaves_the_model_alone(tiny):
+    batch = inputs(tiny.config.model_type) if tiny.config.model_type in TINY else {"input_ids": torch.tensor(PIECES[:1])}
+    with torch.no_grad():
+        before = tiny(**batch).logits
+        with observed(find_moe_layers(tiny), lambda *_: None):
+            during = tiny(**batch).logits
+        after = tiny(**batch).logits
+    torch.testing.assert_close(during, before, rtol=1e-4, atol=1e-4)
+    assert torch.equal(after, before)
+
+
+def test_the_gram_of_gated_outputs_is_the_error_of_dropping_experts(tiny):
+    """z'Fz (product=outputs, all_tokens) == mean ||block with z dropped, no re-routing, minus block||^2, any z."""
+    statistics = record(tiny, token_set(PIECES[:1]))
+    dropped = np.array([1, 0, 1, 1, 0, 0, 1, 0], dtype=bool)
+    for layer in find_moe_layers(tiny):
+        sums = statistics.domains["all"][layer.name]
+        gram = sums.output_product / int(sums.tokens)
+        predicted = float(dropped @ gram @ dropped)
+        measured = _measured_error(tiny, layer, dropped)
+        assert predicted == pytest.approx(measured, rel=1e-3), layer.name
+
+
+def _measured_error(model, layer, dropped):
+    outputs = []
+    handle = layer.block.register_forward_hook(lambda *call: outputs.append(_first(call[2]).detach().clone()))
+    original = layer.experts.forward
+    gone = torch.tensor(dropped)
+    ids = torch.tensor(PIECES[:1])
+    with torch.no_grad():
+        model(input_ids=ids)
+        layer.experts.forward = lambda x, index, weights: original(x, index, weights.masked_fill(gone[index], 0))
+        model(input_ids=ids)
+    del layer.experts.forward
+    handle.remove()
+    difference = (outputs[0] - outputs[1]).double().reshape(ids.numel(), -1)
+    return float(difference.square().sum(-1).mean())
+
+
+def _first(value):
+    return value[0] if isinstance(value, tuple) else value
+
+
+def test_pruned_equals_a_model_that_cannot_choose_the_pruned_experts(tiny):
+    """The sliced semantics: softmax, groups and renormalisation run over the kept experts, and ids are mapped."""
+    layers = find_moe_layers(tiny)
+    plan = plan_for(tiny, layers)
+    ids = torch.tensor(PIECES[:1])
+    chosen = []
+
+    def remember(layer, index, gates, outputs):
+        chosen.append((layer.name, index, gates))
+
+    with torch.no_grad():
+        before = tiny(input_ids=ids).logits
+        with pruned(tiny, plan):
+            inside = tiny(input_ids=ids).logits
+            for layer in layers:
+                assert {p.shape[0] for p in layer.experts.parameters()} == {len(plan.kept[layer.name])}
+            with observed(find_moe_layers(tiny), remember):
+                tiny(input_ids=ids)
+        after = tiny(input_ids=ids).logits
+    assert torch.equal(before, after)
+    assert (inside - before).abs().max() > 1e-3
+    for name, index, gates in chosen:
+        assert int(index.max()) < len(plan.kept[name])
+        assert torch.isfinite(gates).all()
+
+
+def plan_for(model, layers):
+    """Keeps the last three of each four experts, which every router's groups allow."""
+    config = model.config
+    return PrunePlan(
+        model_type=config.model_type,
+        model_fingerprint=model_fingerprint(model, layers),
+        statistics_key="test",
+        criterion={},
+        solver={},
+        budget={},
+        mix={},
+        layers=tuple(
+            LayerPlan(
+                name=layer.name,
+                num_experts=layer.info.num_experts,
+                top_k=layer.info.top_k,
+                num_groups=layer.info.num_groups,
+                kept=tuple(e for e in range(layer.info.num_experts) if e % 4 != 0),
+            )
+            for layer in layers
+        ),
+    )
+
+
+def test_a_dense_model_is_refused_and_shown_the_way():
+    with pytest.raises(InputError, match="moeprune compress"):
+        find_moe_layers(build(next(iter(DENSE))))
+
+
+def test_an_unknown_family_is_refused_with_the_list_of_supported_ones():
+    with pytest.raises(InputError, match=r"'qwen9_moe' is not a supported.*qwen3_moe"):
+        family_of("qwen9_moe")
+
+
+def test_a_plan_for_another_model_is_refused():
+    model, other = build("qwen3_moe", seed=1), build("qwen3_moe", seed=2)
+    with pytest.raises(InputError, match="made for another model"):
+        pruned(other, plan_for(model, find_moe_layers(model)))
