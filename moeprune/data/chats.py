@@ -36,7 +36,7 @@ class Chats:
                 f"{record.place}: the tokenizer has no chat template for `messages`; take that of the instruct model, "
                 'or set calibration.template=plain for "role: content" lines (they cannot show tool calls)'
             )
-        text: str = self.tokenizer.get_chat_template(None, list(record.tools) or None)
+        text: str = self.tokenizer.get_chat_template(None, _listed(record.tools))
         return text
 
     def marked(self, record: Record) -> bool:
@@ -50,7 +50,7 @@ class Chats:
         template = self.template(record)
         try:
             return self.tokenizer.apply_chat_template(
-                list(messages), tools=list(record.tools) or None, chat_template=template, **options
+                list(messages), tools=_listed(record.tools), chat_template=template, **options
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             what = f"cannot be rendered by the chat template ({error})"
@@ -108,6 +108,10 @@ class Chats:
             raise InputError(f"{record.place}: count={count} needs a fast tokenizer; this one does not tell positions")
         ids = np.asarray(self.apply(record, record.messages, return_dict=True)["input_ids"], dtype=np.int32)
         return Encoded(ids, np.full(len(ids), masks.UNKNOWN, dtype=object), np.ones(len(ids), dtype=bool))
+
+
+def _listed(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    return None if tools is None else list(tools)
 
 
 class _View:

@@ -67,5 +67,5 @@ def _prompt(value: Any, place: str, fields: Mapping[Any, str], *, tabular: bool)
         opening=tuple(message for message in record.messages[: at[0]] if message["role"] != "assistant"),
         questions=tuple(segment[0] for segment in segments),
         results=tuple(tuple(message for message in segment if message["role"] == "tool") for segment in segments),
-        tools=record.tools,
+        tools=record.tools or (),
     )

@@ -27,7 +27,7 @@ class Record:
     kind: Kind
     changes: Counter[str] = field(default_factory=Counter)
     messages: tuple[dict[str, Any], ...] = ()
-    tools: tuple[dict[str, Any], ...] = ()
+    tools: tuple[dict[str, Any], ...] | None = None  # an empty list stays one: templates may tell it from none
     completion_from: int | None = None  # index of the first message that answers; None: after the last user message
     text: str = ""
     prompt_length: int = 0  # characters of `text` that are the prompt
@@ -48,7 +48,7 @@ class Record:
         """The record as a JSON object: messages and tools, or text, or input_ids."""
         if self.kind == "messages":
             value: dict[str, Any] = {"messages": list(self.messages)}
-            return value | {"tools": list(self.tools)} if self.tools else value
+            return value | {"tools": list(self.tools)} if self.tools is not None else value
         if self.kind == "ids":
             return {"input_ids": list(self.ids)}
         return {"text": self.text}
@@ -112,10 +112,10 @@ def _chat(value: dict[str, Any], shape: str, place: str, fields: Mapping[str, st
     return Record(place, "messages", changes, messages=messages, tools=_tools(value, changes))
 
 
-def _tools(value: dict[str, Any], changes: Counter[str]) -> tuple[dict[str, Any], ...]:
-    if value.get("tools") is None:
-        return ()
-    tools = as_list(value["tools"], "tools", changes) if value["tools"] != "" else []
+def _tools(value: dict[str, Any], changes: Counter[str]) -> tuple[dict[str, Any], ...] | None:
+    if value.get("tools") in (None, ""):
+        return None
+    tools = as_list(value["tools"], "tools", changes)
     for index, tool in enumerate(tools):
         if not isinstance(tool, dict):
             raise RecordProblem("bad tools", f"tools[{index}]", f"is {kind_of(tool)}, not a JSON object")

@@ -11,6 +11,9 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+# writes a heading for tools that are given, even for none of them
+TOOLS_AHEAD = "{% if tools is not none %}tools: {{ tools | length }}\n{% endif %}" + CHATML
+
 # begins with a BOS of its own
 WITH_BOS = "{{ bos_token }}" + CHATML
 
@@ -59,6 +62,7 @@ COUNTS_AHEAD = "{{ messages | length }} messages\n" + CHATML
 
 MANNERS = {
     "chatml": CHATML,
+    "tools ahead": TOOLS_AHEAD,
     "with bos": WITH_BOS,
     "reasoning": REASONING,
     "strict": STRICT,

@@ -73,8 +73,8 @@ def test_ids_equal_the_template(tokenizer: Any, speaking: Callable[..., Any], ma
         for message in normal:
             for call in message.get("tool_calls", []):
                 call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
-    for tools in (None, [CALCULATOR]):
-        value = {"messages": stored, "tools": tools} if tools else {"messages": stored}
+    for tools in (None, [], [CALCULATOR]):
+        value = {"messages": stored} if tools is None else {"messages": stored, "tools": tools}
         encoded = encode(chosen, value)
         assert encoded.ids.tolist() == expected(chosen, normal, tools)
         assert encoded.counted.all()
