@@ -1,0 +1,63 @@
+"""The report of one run: report.html (self-contained), report.md and figures/*.png, from the run directory alone."""
+
+from pathlib import Path
+
+from moeprune.artifacts.files import whole_file, write_text
+from moeprune.experiment import report_details as details
+from moeprune.experiment import report_pictures, report_result, report_summary
+from moeprune.experiment.report_parts import Report, render
+from moeprune.experiment.run_record import RunRecord, read_run
+
+
+def write_report(run_dir: Path) -> Path:
+    """The path of report.html, written with report.md and figures/*.png into the run directory.
+
+    Reads config.yaml, run.json, plan.json, baselines/*/plan.json, metrics.json and the statistics file that run.json
+    names; what is not there is said in the report. Raises InputError when the directory is no run directory.
+    """
+    record = read_run(run_dir)
+    return save_report(run_report(record), record.directory)
+
+
+def run_report(record: RunRecord) -> Report:
+    """The report's content, in reading order."""
+    sections = [
+        report_summary.overview(record),
+        report_summary.asked(record),
+        report_result.result(record),
+        report_result.methods(record),
+        report_pictures.pictures(record),
+        details.layers(record),
+        details.data(record),
+        details.warnings(record),
+        details.provenance(record),
+    ]
+    return Report(record.name, _subtitle(record), report_summary.verdict(record), sections)
+
+
+def save_report(report: Report, directory: Path) -> Path:
+    """Write the three forms of a report; figures of an earlier one that this one has not are removed."""
+    drawn = directory / "figures"
+    stems = {picture.stem for picture in report.pictures}
+    for picture in report.pictures:
+        with whole_file(drawn / f"{picture.stem}.png") as beside:
+            beside.write_bytes(picture.images["light"])
+    for old in drawn.glob("*.png"):
+        if old.stem not in stems:
+            old.unlink()
+    write_text(directory / "report.md", render(report, "report.md.jinja"))
+    write_text(directory / "report.html", render(report, "report.html.jinja"))
+    return directory / "report.html"
+
+
+def _subtitle(record: RunRecord) -> str:
+    model = record.section("model", "path")
+    created = str(record.run.get("created", ""))[:16].replace("T", " ")
+    version = record.run.get("versions", {}).get("moeprune")
+    facts = [
+        "Expert pruning report",
+        f"model `{model}`" if model else "",
+        f"started {created}" if created else "",
+        f"moeprune {version}" if version else "",
+    ]
+    return " · ".join(filter(None, facts))
