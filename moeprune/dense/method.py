@@ -24,6 +24,7 @@ class DenseMethod(BaseModel):
     needs: ClassVar[Needs]
 
     targets: tuple[str, ...] = Field(default=("attention", "dense_mlp", "shared_expert"), min_length=1)
+    force: bool = False  # run although an earlier method has quantised the same weight; undoes that work
     minimum_tokens: int = Field(default=32, ge=1)  # a weight that saw fewer gets the weights-only fallback; counted
 
     @field_validator("targets")
@@ -64,7 +65,7 @@ class DenseMethod(BaseModel):
         assert weight.ndim == 2, "a weight is (out, in)"
         assert weight.dtype == torch.float32, "kernels work in float32"
         check_finite(weight, statistics.layer, "the weight")
-        self._check_shape(statistics.layer, weight.shape[1])
+        self.check_shape(statistics.layer, weight.shape[1])
         dtype = scale_dtype or torch.float32
         if self.needs != "nothing" and statistics.tokens < self.minimum_tokens:
             reason = f"{statistics.tokens} calibration tokens, fewer than minimum_tokens={self.minimum_tokens}"
@@ -83,7 +84,7 @@ class DenseMethod(BaseModel):
     ) -> "DenseResult":
         raise NotImplementedError
 
-    def _check_shape(self, layer: str, in_features: int) -> None:
+    def check_shape(self, layer: str, in_features: int) -> None:
         """Raises InputError when the method cannot serve a weight with this many inputs."""
 
     def _weights_only(self) -> "DenseMethod":
@@ -141,7 +142,7 @@ class Pruning(DenseMethod):
                 f"sparsity {self.sparsity} contradicts pattern {self.pattern}, which removes {implied:g}; leave one out"
             )
 
-    def _check_shape(self, layer: str, in_features: int) -> None:
+    def check_shape(self, layer: str, in_features: int) -> None:
         from moeprune.artifacts.errors import InputError
         from moeprune.dense.patterns import Pattern
 

@@ -49,7 +49,7 @@ class Integers(DenseMethod):
 
         return IntegerGrid(self.bits, self.symmetric, self.group_size, scale_dtype, self.scale == "mse")
 
-    def _check_shape(self, layer: str, in_features: int) -> None:
+    def check_shape(self, layer: str, in_features: int) -> None:
         check_group(layer, in_features, self.group_size)
 
     def _weights_only(self) -> DenseMethod:
@@ -117,8 +117,8 @@ class Joint(Pruning):
     scale: Literal["mse", "max"] = "mse"
     damping: float = Field(default=0.01, gt=0, le=1)
 
-    def _check_shape(self, layer: str, in_features: int) -> None:
-        super()._check_shape(layer, in_features)
+    def check_shape(self, layer: str, in_features: int) -> None:
+        super().check_shape(layer, in_features)
         check_group(layer, in_features, self.group_size)
 
     def _compress(

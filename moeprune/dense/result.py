@@ -24,6 +24,12 @@ class Grid:
     zero: torch.Tensor | None = None  # (out, groups), whole numbers in the signed code range; None when symmetric
     column_scale: torch.Tensor | None = None  # (in,) AWQ: the stored weight is this one times column_scale
 
+    def bits_per_weight(self, shape: tuple[int, int], dtype: torch.dtype) -> float:
+        """Stored bits a weight of shape (out, in): codes, scales in `dtype`, and zeros as wide as the codes."""
+        parts = self.scale.numel() * torch.finfo(dtype).bits
+        parts += 0 if self.zero is None else self.zero.numel() * self.bits
+        return self.bits + parts / (shape[0] * shape[1])
+
 
 @dataclass(frozen=True)
 class DenseResult:

@@ -1,5 +1,7 @@
 """What a linear layer's calibration inputs leave behind: sums that the kernels need, no activations."""
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,8 +36,11 @@ class InputStatistics:
         if self.needs == "hessian":
             self.hessian = torch.zeros(self.in_features, self.in_features, device=self.device)
 
-    def add(self, rows: torch.Tensor, *, source: str = "calibration data") -> None:
-        """Add input rows (tokens, in) of any float type. Raises InputError for NaN or infinity, naming the source."""
+    def add(self, rows: torch.Tensor, *, source: Callable[[int], str] = "row {}".format) -> None:
+        """Add input rows (tokens, in) of any float type.
+
+        Raises InputError for NaN or infinity and adds nothing; `source` says where the first bad row comes from.
+        """
         assert rows.ndim == 2, "rows are (tokens, in)"
         assert rows.shape[1] == self.in_features, f"{self.layer}: {rows.shape[1]} inputs, expected {self.in_features}"
         if self.needs == "nothing" or rows.shape[0] == 0:
@@ -45,9 +50,10 @@ class InputStatistics:
         squares = rows.square().sum(0, dtype=torch.float64)
         if not bool(torch.isfinite(squares).all()):
             bad = (~torch.isfinite(squares)).nonzero().flatten().tolist()
+            row = int((~torch.isfinite(rows.square().sum(1))).nonzero().flatten()[:1].sum())
             raise InputError(
                 f"{self.layer}: NaN, infinity or overflow in {len(bad)} input channels (first: {bad[0]}) "
-                f"from {source}; remove that record or run the model in a wider dtype"
+                f"from {source(row)}; remove that record or run the model in a wider dtype"
             )
         self.tokens += rows.shape[0]
         self.factors.clear()
@@ -55,6 +61,12 @@ class InputStatistics:
         self.absolute_sum += rows.abs().sum(0, dtype=torch.float64)
         if self.hessian is not None:
             self.hessian.addmm_(rows.T, rows)
+
+    def called(self, layer: str) -> "InputStatistics":
+        """The same sums under another layer's name: layers that read the same tensor share them."""
+        other = copy.copy(self)
+        other.layer = layer
+        return other
 
     def norms(self) -> torch.Tensor:
         """Input norms ||X_j||_2 (in,), float32."""

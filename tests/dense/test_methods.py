@@ -223,8 +223,8 @@ def test_inputs_that_are_not_finite_are_an_error_with_layer_and_record(bad):
     statistics = InputStatistics("model.layers.2.self_attn.q_proj", 8)
     rows = torch.ones(4, 8)
     rows[2, 3] = bad
-    with pytest.raises(InputError, match=r"layers\.2\.self_attn\.q_proj.*channel.*3.*from agent:7"):
-        statistics.add(rows, source="agent:7")
+    with pytest.raises(InputError, match=r"layers\.2\.self_attn\.q_proj.*channel.*3.*from agent:2"):
+        statistics.add(rows, source="agent:{}".format)
     assert statistics.tokens == 0
 
 

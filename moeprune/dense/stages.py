@@ -1,0 +1,109 @@
+"""One weight through its chain of methods, with everything counted after each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from moeprune.dense.method import DenseMethod
+from moeprune.dense.order import name_of
+from moeprune.dense.patterns import Pattern
+from moeprune.dense.report import Stage
+from moeprune.dense.result import DenseResult, Grid, follows, holds_mask, sparsity_of
+from moeprune.dense.statistics import InputStatistics
+from moeprune.dense.weights import Weight
+
+SPARSE_SOURCE = 0.05  # share of exact zeros from which a weight counts as pruned before it came to us
+
+
+@dataclass(frozen=True)
+class Done:
+    """A weight after its chain."""
+
+    weight: torch.Tensor  # (out, in), in the stored dtype
+    grid: Grid | None
+    stages: list[Stage]
+    warnings: list[str]
+
+
+def through(
+    weight: Weight, chain: Sequence[DenseMethod], statistics: InputStatistics, *, dtype: torch.dtype | None = None
+) -> Done:
+    """The weight after every method of the chain, what was pruned held from one to the next.
+
+    dtype: of the stored result (default the weight's own); scales are exact in it, and counts are taken in it. A weight
+    that comes sparse (at least 5 % exact zeros) keeps its zeros.
+    """
+    original = weight.read()
+    dtype = dtype or weight.dtype
+    warnings: list[str] = []
+    held = _zeros_of_source(original, chain, weight.name, warnings)
+    current, grid = original, None
+    stages: list[Stage] = []
+    energy = statistics.output_energy(original) if statistics.hessian is not None else 0.0
+    for method in chain:
+        result = method.compress(current, statistics, held=held, scale_dtype=dtype)
+        warnings += result.warnings
+        held = result.mask if result.mask is not None else held
+        grid = _grid_after(method, grid, result, weight.name, warnings)
+        stored = result.weight.to(dtype)
+        error = statistics.output_energy(stored.float() - original) / energy if energy > 0 else None
+        stages.append(_stage(weight, method, statistics, result, stored, held, grid, error))
+        current = result.weight
+    return Done(current.to(dtype), grid, stages, warnings)
+
+
+def _stage(
+    weight: Weight,
+    method: DenseMethod,
+    statistics: InputStatistics,
+    result: DenseResult,
+    stored: torch.Tensor,
+    held: torch.Tensor | None,
+    grid: Grid | None,
+    error: float | None,
+) -> Stage:
+    """Counted on the stored weight, and asserted: a pruned place that is not zero any more is our bug."""
+    assert held is None or holds_mask(stored, held), f"{weight.name}: {name_of(method)} filled pruned places"
+    asked = getattr(method, "pattern", None)
+    assert asked is None or follows(stored, Pattern.parse(asked)), f"{weight.name}: {asked} does not hold"
+    assert bool(torch.isfinite(stored).all()), f"{weight.name}: not finite after {name_of(method)}"
+    return Stage(
+        weight=weight.name,
+        role=weight.role,
+        method=name_of(method),
+        shape=weight.shape,
+        tokens=statistics.tokens,
+        sparsity=sparsity_of(stored),
+        pattern=asked,
+        bits=None if grid is None else grid.bits_per_weight(weight.shape, stored.dtype),
+        error=error,
+        fallback=result.fallback,
+        damping_steps=result.damping_steps,
+        dead_columns=result.dead_columns,
+    )
+
+
+def _zeros_of_source(
+    original: torch.Tensor, chain: Sequence[DenseMethod], name: str, warnings: list[str]
+) -> torch.Tensor | None:
+    share = sparsity_of(original)
+    if share < SPARSE_SOURCE:
+        return None
+    if chain[0].kind == "quantise":
+        warnings.append(f"{name}: came with {share:.1%} exact zeros; they are held")
+    return original != 0
+
+
+def _grid_after(
+    method: DenseMethod, grid: Grid | None, result: DenseResult, name: str, warnings: list[str]
+) -> Grid | None:
+    """A new grid replaces the old one; zeroing alone stays on it, an update leaves it."""
+    if result.grid is not None:
+        return result.grid
+    if grid is not None and (method.needs == "hessian" and result.fallback is None):
+        warnings.append(
+            f"{name}: {name_of(method)} moved weights off the quantisation grid; they are stored unquantised"
+        )
+        return None
+    return grid
