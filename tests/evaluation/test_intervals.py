@@ -116,3 +116,19 @@ def test_shares_by_group_add_up() -> None:
     metrics = share_metrics("x", [True, False, True, True], ["a", "a", "b", "b"])
     assert (metrics["x"], metrics["x.a"], metrics["x.b"]) == (0.75, 0.5, 1.0)
     assert base_metrics(metrics) == {"x/base": 0.75, "x.a/base": 0.5, "x.b/base": 1.0}
+
+
+def test_the_worst_domain_keeps_its_own_interval_where_it_is_always_the_worst() -> None:
+    metrics = Comparison({"low": sums(np.arange(50.0)), "high": sums(np.arange(1000.0, 1050.0))}).metrics()
+    for suffix in ("", "/ci_low", "/ci_high"):
+        assert metrics[f"fidelity/kl/worst{suffix}"] == metrics[f"fidelity/kl/high{suffix}"]
+
+
+def test_domains_are_drawn_independently() -> None:
+    kl = np.random.default_rng(2).exponential(size=300) * 10
+    metrics = Comparison({"a": sums(kl), "b": sums(kl)}).metrics()
+    widths = {
+        name: metrics[f"fidelity/kl/{name}/ci_high"] - metrics[f"fidelity/kl/{name}/ci_low"] for name in ("a", "mean")
+    }
+    # The mean of two independent, equally uncertain domains: its interval is narrower by the square root of 2.
+    assert widths["mean"] / widths["a"] == pytest.approx(2**-0.5, rel=0.1)
