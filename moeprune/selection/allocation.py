@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from moeprune.artifacts.errors import InputError
-from moeprune.artifacts.statistics import Layer
-from moeprune.selection.budget import LayerBudget, kept_range, requested_count, step
+from moeprune.selection.budget import LayerBudget, global_counts
 from moeprune.selection.constraints import cheapest_feasible
 from moeprune.selection.layer import LayerTask
 from moeprune.selection.options import Budget
@@ -56,37 +55,24 @@ def allocate(
     less. Raises InputError when none is attainable.
     """
     layers = [task.layer for task in tasks]
-    total = sum(layer.num_experts for layer in layers)
-    wanted = budget.prune * len(layers) if isinstance(budget.prune, int) else requested_count(budget.prune, total)
-    counts = [_counts(layer, budget, must_keep.get(layer.name, ())) for layer in layers]
-    least, most = (sum(pick(options) for options in counts) for pick in (min, max))
-    asked = f"selection.budget.prune: {budget.prune} asks for {wanted} of {total} experts"
-    limits = f"floor, ceiling, multiple_of, must_keep and the routers allow {least} to {most}"
-    if not max(least, 1) <= wanted <= most:
-        raise InputError(f"{asked}, but {limits}; change prune or one of them")
+    counts, wanted = global_counts(layers, budget, must_keep)
     curves = [
         {count: cost / scale for count, cost in cost_curve(task, options).items()}
         for task, options, scale in zip(tasks, counts, scales)
     ]
     chosen = _cheapest_split(curves, wanted)
     if chosen is None or not any(chosen):
-        raise InputError(f"{asked}, but nothing can go: {limits}, less what keep_at_least forbids")
-    warnings = [] if sum(chosen) == wanted else [f"{asked}, {sum(chosen)} go: {limits} in steps"]
+        raise InputError(
+            f"selection.budget.prune: {budget.prune} asks for {wanted} experts in all, but steps and keep_at_least let "
+            "none go; prune more or lower keep_at_least"
+        )
+    warnings = []
+    if sum(chosen) != wanted:
+        warnings.append(f"the budget asks for {wanted} experts in all; {sum(chosen)} go, the nearest the steps allow")
     budgets = [
         LayerBudget(layer, count, count, tuple(must_keep.get(layer.name, ()))) for layer, count in zip(layers, chosen)
     ]
     return budgets, warnings
-
-
-def _counts(layer: Layer, budget: Budget, must_keep: tuple[int, ...]) -> list[int]:
-    """The numbers of experts this layer may give, ascending."""
-    kept = kept_range(layer, budget, must_keep)
-    if not kept:
-        raise InputError(
-            f"{layer.name}: no kept count is a multiple of {step(layer, budget)} between selection.budget.floor (or "
-            "what the router and must_keep need) and selection.budget.ceiling"
-        )
-    return [layer.num_experts - count for count in reversed(kept)]
 
 
 def _cheapest_split(curves: list[dict[int, float]], wanted: int) -> list[int] | None:

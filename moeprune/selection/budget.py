@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -88,6 +88,42 @@ def kept_range(layer: Layer, budget: Budget, must_keep: tuple[int, ...] = ()) ->
     lowest = max(router_floor(layer), _kept(budget.floor, layer, math.ceil), _held(layer, must_keep))
     highest = layer.num_experts if budget.ceiling is None else _kept(budget.ceiling, layer, math.floor)
     return range(-(-lowest // multiple) * multiple, min(highest, layer.num_experts) + 1, multiple)
+
+
+def check_budget(layers: tuple[Layer, ...], budget: Budget) -> None:
+    """Raises InputError when no selection could meet the budget, as far as that is known without statistics."""
+    if budget.scope == "global":
+        global_counts(layers, budget, checked_must_keep(layers, budget))
+    else:
+        layer_budgets(layers, budget)
+
+
+def global_counts(
+    layers: Sequence[Layer], budget: Budget, must_keep: Mapping[str, tuple[int, ...]]
+) -> tuple[list[list[int]], int]:
+    """The numbers of experts every layer may give, ascending, and the number asked for in all.
+
+    Asked for are a fraction of all experts, or a count times the number of layers. Raises InputError when floors and
+    ceilings leave a layer no number, or make the sum unattainable.
+    """
+    total = sum(layer.num_experts for layer in layers)
+    wanted = budget.prune * len(layers) if isinstance(budget.prune, int) else requested_count(budget.prune, total)
+    counts = []
+    for layer in layers:
+        kept = kept_range(layer, budget, must_keep.get(layer.name, ()))
+        if not kept:
+            raise InputError(
+                f"{layer.name}: no kept count is a multiple of {step(layer, budget)} between selection.budget.floor "
+                "(or what the router and must_keep need) and selection.budget.ceiling"
+            )
+        counts.append([layer.num_experts - count for count in reversed(kept)])
+    least, most = (sum(pick(options) for options in counts) for pick in (min, max))
+    if not max(least, 1) <= wanted <= most:
+        raise InputError(
+            f"selection.budget.prune: {budget.prune} asks for {wanted} of {total} experts, but floor, ceiling, "
+            f"multiple_of, must_keep and the routers allow {least} to {most}; change prune or one of them"
+        )
+    return counts, wanted
 
 
 def _kept(limit: int | float | None, layer: Layer, whole: Callable[[Fraction], int]) -> int:

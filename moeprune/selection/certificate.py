@@ -12,7 +12,7 @@ from moeprune.selection.reformulation import reformulation, row_bound
 from moeprune.selection.relaxation import scaled_program
 
 ENUMERATE = 20_000  # up to this many sets are simply all looked at
-NODE_EXPERTS = 20_000  # branch and bound spends this many nodes x experts on a certificate: a fraction of a second
+NODE_EXPERTS = 60_000  # branch and bound spends this many nodes x experts on a certificate: a fraction of a second
 PROVED = 1e-9  # a relative gap below this is rounding: the set is optimal
 
 

@@ -26,7 +26,7 @@ class LayerEvidence:
 def gather(statistics: RoutingStatistics, mix: Mapping[str, float], *, part: Part = "all") -> list[LayerEvidence]:
     """Evidence of every layer, in model order. Raises InputError when a layer saw no token of the mix."""
     mixed = statistics.mix(mix, part=part)
-    used = [domain for domain in statistics.domains if mix.get(domain, 1.0) > 0]
+    used = _used(statistics, mix)
     alone = {domain: statistics.mix(_only(statistics, domain), part=part) for domain in used}
     evidence = []
     for layer in statistics.layers:
@@ -45,6 +45,28 @@ def mix_shares(statistics: RoutingStatistics, mix: Mapping[str, float]) -> dict[
     }
     total = sum(weighted.values())
     return {domain: value / total if total else 0.0 for domain, value in weighted.items()}
+
+
+def absent(statistics: RoutingStatistics, mix: Mapping[str, float], part: Part) -> list[str]:
+    """Mixed domains without a counted token in this part of the trajectories."""
+    return [domain for domain in _used(statistics, mix) if not _tokens(statistics, domain, part) > 0]
+
+
+def balanced(statistics: RoutingStatistics, mix: Mapping[str, float], part: Part) -> dict[str, float]:
+    """The mix under which every domain weighs in this part what it weighs in the whole. No domain may be absent."""
+    weights = dict.fromkeys(statistics.domains, 0.0)
+    for domain in _used(statistics, mix):
+        ratio = _tokens(statistics, domain, "all") / _tokens(statistics, domain, part)
+        weights[domain] = mix.get(domain, 1.0) * ratio
+    return weights
+
+
+def _used(statistics: RoutingStatistics, mix: Mapping[str, float]) -> list[str]:
+    return [domain for domain in statistics.domains if mix.get(domain, 1.0) > 0]
+
+
+def _tokens(statistics: RoutingStatistics, domain: str, part: Part) -> float:
+    return float(statistics.mix(_only(statistics, domain), part=part)[statistics.layers[0].name].tokens)
 
 
 def _only(statistics: RoutingStatistics, domain: str) -> dict[str, float]:

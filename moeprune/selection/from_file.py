@@ -5,7 +5,7 @@ from pydantic import ValidationError
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.plan import LayerPlan
 from moeprune.artifacts.statistics import Layer
-from moeprune.selection.budget import checked_must_keep, layer_budgets
+from moeprune.selection.budget import check_budget, checked_must_keep, layer_budgets
 from moeprune.selection.options import SelectionOptions
 from moeprune.selection.prune_set import PruneSetFile
 
@@ -19,14 +19,17 @@ def plan_from_file(
     """
     sets = criterion.pruned(layers)
     must_keep = checked_must_keep(layers, options.budget)
-    wanted = {item.layer.name: item.pruned for item in layer_budgets(layers, options.budget)}
+    check_budget(layers, options.budget)
+    wanted = {}
+    if options.budget.scope == "layer":
+        wanted = {item.layer.name: item.pruned for item in layer_budgets(layers, options.budget)}
     plans, warnings = [], []
     for layer in layers:
         pruned = set(sets[layer.name])
         lost = sorted(pruned & set(must_keep.get(layer.name, ())))
         if lost:
             raise InputError(f"{criterion.path}: {layer.name}: prunes {lost}, which selection.budget.must_keep names")
-        if len(pruned) != wanted[layer.name]:
+        if len(pruned) != wanted.get(layer.name, len(pruned)):
             warnings.append(
                 f"{layer.name}: {criterion.path} removes {len(pruned)} experts, selection.budget asks for "
                 f"{wanted[layer.name]}; the file decides"

@@ -8,12 +8,12 @@ import numpy as np
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.plan import LayerPlan, PrunePlan
-from moeprune.artifacts.statistics import Layer, RoutingStatistics
+from moeprune.artifacts.statistics import Layer, Part, RoutingStatistics
 from moeprune.selection.allocation import allocate
 from moeprune.selection.budget import budget_warnings, checked_must_keep, layer_budgets
 from moeprune.selection.certificate import gap_of
 from moeprune.selection.constraints import super_experts
-from moeprune.selection.evidence import LayerEvidence, gather
+from moeprune.selection.evidence import LayerEvidence, absent, balanced, gather
 from moeprune.selection.from_file import plan_from_file
 from moeprune.selection.layer import LayerTask, layer_task, solve_layer
 from moeprune.selection.options import SelectionOptions
@@ -22,6 +22,7 @@ from moeprune.selection.prune_set import PruneSetFile
 from moeprune.selection.stability import UNSTABLE, stability
 
 Progress = Callable[[int, int], None]
+PARTS: tuple[Part, Part] = ("even", "odd")
 Halves = tuple[list[LayerTask], list[LayerTask]]
 
 
@@ -115,20 +116,28 @@ def _halves(
     must_keep: dict[str, tuple[int, ...]],
     warnings: list[str],
 ) -> Halves | None:
-    """The tasks of the even and the odd half of the trajectories; None when a half is missing or saw no token.
+    """The tasks of the even and the odd half of the trajectories; None when every domain lies in one half alone.
 
-    keep_at_least is left to the whole: it may be out of reach for one half.
+    Domains have the same shares in both halves as in the whole, so that a few long trajectories do not make the halves
+    differ in kind. keep_at_least is left to the whole: it may be out of reach for one half.
     """
     if not statistics.half:
         return None
-    free = options.model_copy(update={"budget": options.budget.model_copy(update={"keep_at_least": None})})
-    parts = [gather(statistics, options.mix, part=part) for part in ("even", "odd")]
-    if any(not float(item.statistics.tokens) > 0 for part in parts for item in part):
+    missing = sorted({domain for part in PARTS for domain in absent(statistics, options.mix, part)})
+    mix = options.mix | dict.fromkeys(missing, 0.0)
+    known = any(mix.get(domain, 1.0) > 0 for domain in statistics.domains)
+    if missing:
         warnings.append(
-            "stability is not known: one half of the trajectories has no counted token; record more of them"
+            f"stability {'leaves out' if known else 'is not known:'} {', '.join(missing)}: one half of the "
+            "trajectories has no counted token of it; record more trajectories"
         )
+    if not known:
         return None
-    return _tasks(parts[0], free, must_keep), _tasks(parts[1], free, must_keep)
+    free = options.model_copy(update={"budget": options.budget.model_copy(update={"keep_at_least": None})})
+    even, odd = (
+        _tasks(gather(statistics, balanced(statistics, mix, part), part=part), free, must_keep) for part in PARTS
+    )
+    return even, odd
 
 
 def _layer_plan(layer: Layer, solution: Solution, stable: dict[str, float] | None) -> LayerPlan:

@@ -9,6 +9,7 @@ import pytest
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.statistics import Layer, RoutingStatistics
 from moeprune.selection.allocation import _cheapest_split, cost_curve
+from moeprune.selection.budget import check_budget
 from moeprune.selection.objective import Quadratic
 from moeprune.selection.options import SelectionOptions
 from moeprune.selection.problem import problem
@@ -69,10 +70,16 @@ def test_a_global_budget_keeps_floors_and_multiples() -> None:
     counts = [len(layer.kept) for layer in plan.layers]
     assert set(counts) <= {4, 6}
     assert sum(counts) == 24 - 8
-    assert any("asks for 9 of 24 experts, 8 go" in warning for warning in plan.warnings)
+    assert any("asks for 9 experts in all; 8 go" in warning for warning in plan.warnings)
     for budget in ({"prune": 0.7, "floor": 4}, {"prune": 0.1, "ceiling": 4}, {"prune": 0.01}):
+        parsed = SelectionOptions.parse({"budget": {"scope": "global", **budget}})
         with pytest.raises(InputError, match="allow"):
-            select(_statistics(), SelectionOptions.parse({"budget": {"scope": "global", **budget}}))
+            select(_statistics(), parsed)
+        with pytest.raises(InputError, match="allow"):
+            check_budget(_statistics().layers, parsed.budget)
+    raw = {"budget": {"scope": "global", "prune": 0.5, "floor": 3, "ceiling": 3, "multiple_of": 2}}
+    with pytest.raises(InputError, match="no kept count is a multiple of 2"):
+        check_budget(_statistics().layers, SelectionOptions.parse(raw).budget)
 
 
 def test_curves_are_costs_of_real_sets_and_the_report_has_a_knee() -> None:

@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from moeprune.artifacts.statistics import LayerStatistics, RoutingStatistics
+from moeprune.selection.evidence import balanced
 from moeprune.selection.interaction import interaction
 from moeprune.selection.options import SelectionOptions
 from moeprune.selection.select import select
@@ -39,7 +41,30 @@ def test_an_empty_half_is_said_not_guessed() -> None:
     nothing = {d: {n: s - s for n, s in ls.items()} for d, ls in statistics.half.items()}
     plan = select(replace(statistics, half=nothing), SelectionOptions())
     assert all(layer.stability is None for layer in plan.layers)
-    assert any("stability is not known" in warning for warning in plan.warnings)
+    assert any("stability is not known: a, b" in warning for warning in plan.warnings)
+
+
+def test_domains_weigh_the_same_in_both_halves() -> None:
+    statistics = small_statistics(experts=12, top_k=3)
+    # Three quarters of domain b fall into the even half; the halves still hold as much of it as the whole.
+    even = {"a": statistics.half["a"], "b": {n: s + s + s for n, s in statistics.half["b"].items()}}
+    odd_b = {n: statistics.domains["b"][n] - s for n, s in statistics.half["b"].items()}
+    whole = {"a": statistics.domains["a"], "b": {n: s + odd_b[n] for n, s in even["b"].items()}}
+    skewed = replace(statistics, domains=whole, half=even)
+    for part in ("even", "odd"):
+        mix = balanced(skewed, {"a": 2.0}, part)
+        tokens = {d: mix[d] * float(_part(skewed, d, part).tokens) for d in "ab"}
+        assert tokens == pytest.approx({"a": 2 * 300, "b": 600})
+    alone = {"a": statistics.half["a"], "b": {n: s - s for n, s in statistics.half["b"].items()}}
+    plan = select(replace(statistics, half=alone), SelectionOptions())
+    assert any("stability leaves out b" in warning for warning in plan.warnings)
+    assert all(layer.stability for layer in plan.layers)
+
+
+def _part(statistics: RoutingStatistics, domain: str, part: str) -> LayerStatistics:
+    name = statistics.layers[0].name
+    even, whole = statistics.half[domain][name], statistics.domains[domain][name]
+    return even if part == "even" else whole - even
 
 
 def test_sets_from_noise_are_called_unstable() -> None:
