@@ -35,91 +35,6 @@ def short_name(layer: str) -> str:
     return f"layer {numbers[0]}" if numbers else layer
 
 
-def cluster_order(matrix: np.ndarray) -> np.ndarray:
-    """Expert ids (experts,) so that experts that fire together stand together; experts with an empty row come last.
-
-    Average-linkage clustering of the cosine F_ij / sqrt(F_ii F_jj); leaves in the optimal order up to 64 experts,
-    beyond which that order costs seconds a layer.
-    """
-    from scipy.cluster.hierarchy import leaves_list, linkage, optimal_leaf_ordering
-    from scipy.spatial.distance import squareform
-
-    diagonal = np.diagonal(matrix)
-    alive = np.flatnonzero(diagonal > 0)
-    dead = np.flatnonzero(~(diagonal > 0))
-    if len(alive) < 3:
-        return np.concatenate([alive, dead])
-    scale = np.sqrt(diagonal[alive])
-    cosine = matrix[np.ix_(alive, alive)] / np.outer(scale, scale)
-    distance = squareform(np.clip(1 - cosine, 0, None) * (1 - np.eye(len(alive))), checks=False)
-    tree = linkage(distance, "average")
-    if len(alive) <= 64:
-        tree = optimal_leaf_ordering(tree, distance)
-    return np.concatenate([alive[leaves_list(tree)], dead])
-
-
-def interaction_figure(
-    matrices: Mapping[str, np.ndarray],
-    orders: Mapping[str, np.ndarray],
-    plans: Sequence[LayerPlan],
-    theme: Theme,
-    *,
-    unit: str,
-) -> "Figure":
-    """F of every layer as a heat map, rows and columns in the given order, pruned experts marked along both edges."""
-    import matplotlib as mpl
-    from matplotlib.colors import PowerNorm, SymLogNorm
-    from matplotlib.figure import Figure
-
-    columns = _columns(len(plans), widest=6)
-    rows = math.ceil(len(plans) / columns)
-    size = WIDTH / columns
-    figure = Figure(figsize=(WIDTH, rows * (size + 0.08) + 0.85), layout="compressed")
-    grid = figure.subplots(rows, columns, squeeze=False)
-    signed = any((matrices[plan.name] < 0).any() for plan in plans)
-    # Entries span decades below the diagonal: the square root keeps pairs visible, a linear scale shows a black field.
-    norm: Any = SymLogNorm(0.1, vmin=-1, vmax=1) if signed else PowerNorm(0.5, vmin=0, vmax=1)
-    colors = mpl.colormaps["PuOr" if signed else "viridis"]
-    for index, axes in enumerate(grid.flat):
-        if index >= len(plans):
-            axes.set_visible(False)
-            continue
-        name = plans[index].name
-        _heat_map(axes, matrices[name], orders[name], plans[index], theme, norm, colors)
-        axes.set_title(short_name(name), loc="left", pad=4)
-    scalar = mpl.cm.ScalarMappable(norm=norm, cmap=colors)
-    ticks = [-1, -0.3, -0.1, 0, 0.1, 0.3, 1] if signed else [0, 0.01, 0.1, 0.25, 0.5, 1]
-    everywhere = grid.ravel().tolist()
-    ends = "both" if signed else "max"
-    bar = figure.colorbar(scalar, ax=everywhere, location="bottom", shrink=0.6, aspect=40, ticks=ticks, extend=ends)
-    bar.ax.set_xticklabels([f"{tick:g}" for tick in ticks])
-    bar.set_label(f"F / its 99th percentile in the layer  ({unit})")
-    bar.outline.set_visible(False)
-    handles = [mpl.patches.Patch(color=theme.kept, label="kept"), mpl.patches.Patch(color=theme.pruned, label="pruned")]
-    figure.legend(handles=handles, loc="outside upper right", ncols=2)
-    return figure
-
-
-def _heat_map(
-    axes: "Axes", matrix: np.ndarray, order: np.ndarray, plan: LayerPlan, theme: Theme, norm: Any, colors: Any
-) -> None:
-    from matplotlib.collections import PolyCollection
-
-    count = len(order)
-    top = np.quantile(np.abs(matrix), 0.99) or np.abs(matrix).max() or 1.0
-    axes.imshow(matrix[np.ix_(order, order)] / top, norm=norm, cmap=colors, interpolation="nearest")
-    near, far = -0.5 - 0.02 * count, -0.5 - 0.065 * count
-    above = [[(e - 0.5, near), (e + 0.5, near), (e + 0.5, far), (e - 0.5, far)] for e in range(count)]
-    beside = [[(y, x) for x, y in corners] for corners in above]
-    shades = [theme.kept if is_kept else theme.pruned for is_kept in np.isin(order, plan.kept)]
-    axes.add_collection(PolyCollection(above + beside, facecolors=shades * 2, linewidths=0))
-    axes.set_xlim(far, count - 0.5)
-    axes.set_ylim(count - 0.5, far)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.spines[:].set_visible(False)
-
-
 def kept_map(plans: Sequence[LayerPlan], dead: Mapping[str, Sequence[int]], theme: Theme) -> "Figure":
     """Which experts stay in every layer: one row a layer, one cell an expert in the original numbering."""
     from matplotlib.colors import ListedColormap
@@ -232,8 +147,8 @@ def _frequency_panel(
         axes.axvline(even, color=theme.ink, linewidth=0.8, linestyle=(0, (2, 3)), label="even routing", zorder=1)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(_few_ticks())
-    axes.yaxis.set_major_locator(_few_ticks())
+    axes.xaxis.set_major_locator(few_ticks())
+    axes.yaxis.set_major_locator(few_ticks())
     axes.grid(True)
 
 
@@ -268,8 +183,7 @@ def kl_bars(
 
 
 def _bar_panel(axes: "Axes", bars: Sequence[Bar | None], styles: Sequence[MethodStyle], theme: Theme) -> None:
-    ends = [bar.value if bar.high is None else bar.high for bar in bars if bar]
-    reach = max([*ends, 1e-12])
+    reach = _reach([bar.value if bar.high is None else bar.high for bar in bars if bar])
     for place, (bar, style) in enumerate(zip(bars, styles)):
         if bar is None:
             axes.text(0, place, " not measured", va="center", fontsize=8, style="italic")
@@ -280,20 +194,37 @@ def _bar_panel(axes: "Axes", bars: Sequence[Bar | None], styles: Sequence[Method
             error = [[max(0.0, bar.value - bar.low)], [max(0.0, bar.high - bar.value)]]
             axes.errorbar(bar.value, place, xerr=error, color=theme.ink, capsize=2.5, linewidth=1.1)
             end = max(bar.high, bar.value)
-        axes.text(end + 0.02 * reach, place, f" {bar.text}", va="center", fontsize=8)
+        if end > reach:
+            end = reach
+            axes.add_patch(_rectangle((reach, place - 0.5), reach, 1, facecolor=theme.paper, zorder=4))
+            axes.text(reach, place, "//", color=theme.paper, ha="right", va="center", weight="bold", zorder=5)
+        axes.text(end + 0.02 * reach, place, f" {bar.text}", va="center", fontsize=8, zorder=5)
     axes.set_xlim(0, 1.75 * reach)  # room for the numbers
-    axes.xaxis.set_major_locator(_few_ticks())
+    axes.xaxis.set_major_locator(few_ticks())
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
 
 
-def _few_ticks() -> Any:
+def _reach(ends: Sequence[float]) -> float:
+    """Where a panel's bars end: one five times longer than all others is broken off, so that these stay legible."""
+    longest = max([*ends, 1e-12])
+    second = sorted(ends)[-2] if len(ends) > 2 else longest
+    return 2 * second if 0 < 5 * second < longest else longest
+
+
+def _rectangle(corner: tuple[float, float], width: float, height: float, **style: Any) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle(corner, width, height, **style)
+
+
+def few_ticks() -> Any:
     from matplotlib.ticker import MaxNLocator
 
     return MaxNLocator(4)
 
 
-def _columns(panels: int, *, widest: int) -> int:
+def columns_of(panels: int, *, widest: int) -> int:
     """Columns of a panel grid: all in one row if they fit, else as even rows as possible."""
     rows = math.ceil(panels / widest)
     return math.ceil(panels / rows)

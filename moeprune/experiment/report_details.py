@@ -12,6 +12,7 @@ from moeprune.experiment.run_record import STAGES, RunRecord
 from moeprune.selection.stability import UNSTABLE
 
 WIDE_GAP = 0.05  # certified gap above which a better set may be worth looking for
+ROLES = ("system", "user", "assistant", "tool", "text", "template")
 STATUS = {
     "proved_optimal": "proved optimal",
     "certified_gap": "certified gap",
@@ -98,7 +99,8 @@ def data(record: RunRecord) -> Section:
     ]
     note = "Counted: tokens that entered the statistics. Share: of the mix that the plan was selected from."
     parts: list[Part] = [Table(columns, rows, note)]
-    roles = list(dict.fromkeys(role for info in manifest.values() for role in info.get("tokens_by_role", {})))
+    found = {role for info in manifest.values() for role in info.get("tokens_by_role", {})}
+    roles = [role for role in ROLES if role in found] + sorted(found - {*ROLES})
     if roles:
         by_role = [
             [name, *(_count(i.get("tokens_by_role", {}).get(r, 0)) for r in roles)] for name, i in manifest.items()

@@ -7,6 +7,7 @@ import numpy as np
 
 from moeprune.experiment import figures
 from moeprune.experiment.figure_style import Theme
+from moeprune.experiment.interaction_figure import cluster_order, interaction_figure
 from moeprune.experiment.report_parts import Paragraph, Part, Picture, Section
 from moeprune.experiment.run_record import RunRecord
 from moeprune.selection.interaction import interaction
@@ -41,7 +42,8 @@ def _kl_picture(record: RunRecord) -> Picture | None:
         lambda theme: figures.kl_bars(bars, styles, theme, notes=notes),
         alt=f"Bars of KL to the unpruned model for {', '.join(styles)} on {', '.join(bars)}, with intervals",
         caption="**KL to the unpruned model** by domain, the worst first; whiskers are 95 % intervals; shorter is "
-        "better. Panels have their own scales: compare methods inside a panel, domains by the numbers.",
+        "better. Panels have their own scales: compare methods inside a panel, domains by the numbers. "
+        "A bar that ends in // runs off the scale.",
     )
 
 
@@ -63,10 +65,10 @@ def _interaction_picture(record: RunRecord) -> Picture | None:
 
     @cache
     def orders() -> dict[str, np.ndarray]:
-        return {name: figures.cluster_order(matrix) for name, matrix in matrices().items()}
+        return {name: cluster_order(matrix) for name, matrix in matrices().items()}
 
     def draw(theme: Theme) -> "Figure":
-        return figures.interaction_figure(matrices(), orders(), plans, theme, unit=f"{product}, per {per}")
+        return interaction_figure(matrices(), orders(), plans, theme, unit=f"{product}, per {per}")
 
     return Picture(
         "interaction",

@@ -156,8 +156,8 @@ def jaccard(a: PrunePlan, b: PrunePlan) -> float:
 
 def _other_names(metrics: Mapping[str, float]) -> list[str]:
     """Metrics that no other table shows."""
-    shown = ("fidelity/", "size/", "task/accuracy/", "generation/loop_rate", "baseline/")
-    ends = ("/base", "/ci_low", "/ci_high")
+    shown = ("fidelity/", "size/", "task/accuracy/", "generation/loop_rate", "baseline/", "stability/")
+    ends = ("/base", "/ci_low", "/ci_high", "/low", "/high")
     return sorted(name for name in metrics if not name.startswith(shown) and not name.endswith(ends))
 
 

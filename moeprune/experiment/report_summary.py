@@ -22,7 +22,8 @@ def verdict(record: RunRecord) -> str:
     costs = [*_domain_costs(record), *_task_costs(record)]
     if not costs:
         return f"{sentence}; what that costs has not been measured ({record.why_unmeasured})."
-    return f"{sentence}; {', and '.join(costs)}."
+    *most, last = costs
+    return f"{sentence}; {', '.join(most)}, and {last}." if most else f"{sentence}; {last}."
 
 
 def _removed(plan: PrunePlan) -> str:

@@ -175,7 +175,8 @@ def measure(metrics: Mapping[str, float], name: str) -> Measure | None:
     """The metric with its interval and base, or None when it was not measured."""
     if name not in metrics:
         return None
-    return Measure(metrics[name], *(metrics.get(f"{name}/{part}") for part in ("ci_low", "ci_high", "base")))
+    low, high = (metrics.get(f"{name}/ci_{end}", metrics.get(f"{name}/{end}")) for end in ("low", "high"))
+    return Measure(metrics[name], low, high, metrics.get(f"{name}/base"))
 
 
 def perplexity(metrics: Mapping[str, float], domain: str) -> Measure | None:

@@ -10,6 +10,7 @@ from PIL import Image
 from moeprune.artifacts.plan import LayerPlan
 from moeprune.experiment import figures
 from moeprune.experiment.figure_style import DARK, LIGHT, method_name, method_names, method_style, png
+from moeprune.experiment.interaction_figure import cluster_order, interaction_figure
 from tests.experiment.made_run import statistics
 
 CRITERIA = [
@@ -51,7 +52,7 @@ def plan(name: str, experts: int, kept: list[int]) -> LayerPlan:
 @pytest.mark.parametrize("seed", range(5))
 def test_cluster_order_puts_blocks_together_and_the_dead_last(seed: int) -> None:
     matrix, labels = block_matrix(seed)
-    order = figures.cluster_order(matrix)
+    order = cluster_order(matrix)
     assert sorted(order) == list(range(22))
     seen = labels[order]
     assert list(seen[-2:]) == [-1, -1]
@@ -59,15 +60,15 @@ def test_cluster_order_puts_blocks_together_and_the_dead_last(seed: int) -> None
 
 
 def test_cluster_order_of_small_and_empty_layers() -> None:
-    assert list(figures.cluster_order(np.zeros((3, 3)))) == [0, 1, 2]
-    assert sorted(figures.cluster_order(np.diag([1.0, 0.0, 2.0]))) == [0, 1, 2]
+    assert list(cluster_order(np.zeros((3, 3)))) == [0, 1, 2]
+    assert sorted(cluster_order(np.diag([1.0, 0.0, 2.0]))) == [0, 1, 2]
 
 
 def test_interaction_figure_shows_the_ordered_matrix_and_marks_the_pruned() -> None:
     matrix, _ = block_matrix()
-    order = figures.cluster_order(matrix)
+    order = cluster_order(matrix)
     layer = plan("model.layers.7.mlp", 22, list(range(0, 22, 2)))
-    drawn = figures.interaction_figure({layer.name: matrix}, {layer.name: order}, [layer], LIGHT, unit="u")
+    drawn = interaction_figure({layer.name: matrix}, {layer.name: order}, [layer], LIGHT, unit="u")
     axes = drawn.axes[0]
     assert axes.get_title(loc="left") == "layer 7"
     shown = np.asarray(axes.images[0].get_array())
@@ -81,8 +82,8 @@ def test_signed_interactions_get_a_diverging_scale() -> None:
     matrix, _ = block_matrix()
     signs = matrix * np.where(np.add.outer(range(22), range(22)) % 3 == 0, -1.0, 1.0)
     layer = plan("a", 22, [0, 1])
-    order = figures.cluster_order(matrix)
-    drawn = figures.interaction_figure({"a": signs}, {"a": order}, [layer], LIGHT, unit="u")
+    order = cluster_order(matrix)
+    drawn = interaction_figure({"a": signs}, {"a": order}, [layer], LIGHT, unit="u")
     norm = drawn.axes[0].images[0].norm
     assert (norm.vmin, norm.vmax) == (-1, 1)
 
@@ -130,6 +131,17 @@ def test_kl_bars_have_the_length_of_the_values_and_whiskers_of_the_interval() ->
     np.testing.assert_allclose(segments[0].get_segments()[0][:, 0], [1.3, 1.6])
     assert [patch.get_width() for patch in agent.patches] == [0.1]
     assert any("not measured" in text.get_text() for text in agent.texts)
+
+
+def test_a_bar_far_beyond_the_others_is_broken_off() -> None:
+    values = {"HOPE": 0.02, "REAP": 0.07, "random": 3.3}
+    bars = {"agent": {name: figures.Bar(value, value, value, f"{value}") for name, value in values.items()}}
+    styles = {name: method_style({"name": name.lower()}) for name in values}
+    axes = figures.kl_bars(bars, styles, LIGHT, notes={}).axes[0]
+    assert axes.get_xlim()[1] < 0.3
+    texts = {text.get_text().strip(): text.get_position()[0] for text in axes.texts}
+    assert texts["//"] == pytest.approx(0.14)
+    assert texts["3.3"] < axes.get_xlim()[1]
 
 
 def test_every_method_looks_different() -> None:
