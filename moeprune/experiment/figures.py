@@ -92,7 +92,7 @@ def frequency_figure(statistics: Mapping[str, LayerStatistics], plans: Sequence[
 
     pooled = len(plans) > PANELS
     panels = [list(plans)] if pooled else [[plan] for plan in plans]
-    columns = 1 if pooled else _columns(len(panels), widest=4)
+    columns = 1 if pooled else columns_of(len(panels), widest=4)
     rows = math.ceil(len(panels) / columns)
     height = 3.6 if pooled else rows * (WIDTH / columns * (0.55 if columns == 1 else 1.05)) + 0.55
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
