@@ -1,6 +1,6 @@
 """Is the checkpoint on disk what it should be? Names, shapes and files against what was planned, a strict reload."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +10,8 @@ import numpy as np
 
 from moeprune.artifacts.files import read_json
 from moeprune.checkpoint.headers import Entry, read_header
-from moeprune.checkpoint.inventory import INDEX, Inventory
-from moeprune.checkpoint.memory_names import auto_class, model_class
+from moeprune.checkpoint.inventory import INDEX, Inventory, read_floats, router_tensor
+from moeprune.checkpoint.memory_names import auto_class, empty_model, model_class
 from moeprune.checkpoint.shards import Shard
 
 
@@ -126,14 +126,32 @@ def _plain_type(entry: Entry) -> Any:
     return names.get(entry.dtype, torch.uint8)
 
 
-def require_routers(source: Inventory, target: Inventory, orders: Mapping[str, Iterable[int]]) -> None:
-    """Raises AuditError unless every router's rows are those of the kept experts, in order: real bytes, read back."""
-    from moeprune.checkpoint.inventory import read_router_weight
+def require_routers(
+    directory: Path, entries: Mapping[str, Entry], source: Inventory, orders: Mapping[str, Sequence[int]]
+) -> list[np.ndarray]:
+    """Every router's projection (experts, hidden), float32, read back from disk.
 
-    for layer, order in orders.items():
-        before, after = read_router_weight(source, layer), read_router_weight(target, layer)
-        if not np.array_equal(before[list(order)], after, equal_nan=True):
-            raise AuditError(f"{layer}: the router's rows are not those of the kept experts")
+    Raises AuditError unless its rows are those of the kept experts, in order.
+    """
+    found = []
+    for layer in source.layers:
+        tensor = router_tensor(source, layer.name)
+        expected = read_floats(source.directory / tensor.shard, tensor.entry)
+        found.append(read_floats(directory / tensor.shard, entries[tensor.name]))
+        order = list(orders.get(layer.name, range(layer.num_experts)))
+        if not np.array_equal(expected[order], found[-1], equal_nan=True):
+            raise AuditError(f"{layer.name}: the router's rows are not those of the kept experts")
+    return found
+
+
+def require_counts(config: Any, source: Inventory, count: int) -> None:
+    """Raises AuditError unless a model of this config has the source's MoE layers with `count` experts each."""
+    from moeprune.models.layers import find_moe_layers
+
+    found = [(layer.name, layer.info.num_experts) for layer in find_moe_layers(empty_model(config))]
+    expected = [(layer.name, count) for layer in source.layers]
+    if found != expected:
+        raise AuditError(f"config.json describes other layers than planned: {sorted(set(found) ^ set(expected))[:4]}")
 
 
 def logits_difference(

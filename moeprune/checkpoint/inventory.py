@@ -106,23 +106,28 @@ def checkpoint_fingerprint(checkpoint: Inventory) -> str:
     """The fingerprint of the model on disk; equals models.layers.model_fingerprint of the loaded model."""
     from moeprune.models.layers import fingerprint
 
-    weights = (read_router_weight(checkpoint, layer.name) for layer in checkpoint.layers)
+    tensors = [router_tensor(checkpoint, layer.name) for layer in checkpoint.layers]
+    weights = (read_floats(checkpoint.directory / tensor.shard, tensor.entry) for tensor in tensors)
     return fingerprint(checkpoint.memory.config.model_type, checkpoint.layers, weights)
 
 
-def read_router_weight(checkpoint: Inventory, layer: str) -> np.ndarray:
-    """The router's projection (experts, hidden) of one layer, float32."""
+def router_tensor(checkpoint: Inventory, layer: str) -> Tensor:
+    """The tensor on disk that is a layer's router projection (experts, hidden)."""
     target = checkpoint.memory.router_weights[layer]
     sources = [tensor for tensor in checkpoint.tensors if tensor.target == target]
     shape = checkpoint.memory.shapes[target]
     if len(sources) != 1 or sources[0].entry.shape != shape:
         names = ", ".join(f"{tensor.name} {list(tensor.entry.shape)}" for tensor in sources)
         raise InputError(f"{layer}: expected one router weight of shape {list(shape)} on disk, found {names or 'none'}")
-    tensor = sources[0]
-    with (checkpoint.directory / tensor.shard).open("rb") as file:
-        file.seek(tensor.entry.start)
-        data = file.read(tensor.entry.size)
-    return as_float32(data, tensor.entry.dtype, place=tensor.name).reshape(shape)
+    return sources[0]
+
+
+def read_floats(path: Path, entry: Entry) -> np.ndarray:
+    """A tensor of plain floating-point numbers as float32, in its shape."""
+    with path.open("rb") as file:
+        file.seek(entry.start)
+        data = file.read(entry.size)
+    return as_float32(data, entry.dtype, place=entry.name).reshape(entry.shape)
 
 
 def as_float32(data: bytes, dtype: str, *, place: str) -> np.ndarray:

@@ -10,11 +10,12 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from moeprune.artifacts.errors import InputError
-from moeprune.checkpoint.audit import require_files, require_headers
+from moeprune.checkpoint.audit import AuditError, require_files, require_headers
 from moeprune.checkpoint.edits import Edits
 from moeprune.checkpoint.headers import Entry
 from moeprune.checkpoint.inventory import INDEX, Inventory
@@ -25,9 +26,8 @@ from moeprune.checkpoint.placement import PART, Placement
 from moeprune.checkpoint.shards import Shard, plan_shards, write_shard
 
 Progress = Callable[[int, int], None]  # bytes written, bytes in all
-Finish = Callable[
-    [Path, Mapping[str, Entry]], Mapping[str, str]
-]  # audits the directory; returns texts to add: name -> text
+Rehearse = Callable[[], None]  # checks what is planned, while it is being written
+Finish = Callable[[Path, Mapping[str, Entry]], Mapping[str, str]]  # checks the directory; texts to add: name -> text
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,15 @@ class Work:
     warnings: tuple[str, ...]
     key: str  # equal for equal results from an unchanged source; a killed call with the same key is resumed
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes of the files with weights."""
         return sum(shard.size for shard in self.shards)
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """What the headers of the result will say: name -> type and shape (the byte ranges are not the file's)."""
+        return {o.name: Entry(o.name, o.dtype, o.shape, 0, o.size) for shard in self.shards for o in shard.outputs}
 
     @property
     def tensor_bytes(self) -> int:
@@ -71,44 +76,53 @@ def plan_work(
     return Work(source, shards, texts, copied, warnings, _key(source, shards, texts, copied))
 
 
-def write_work(work: Work, place: Placement, *, finish: Finish, on_progress: Progress | None = None) -> int:
+def write_work(
+    work: Work, place: Placement, *, rehearse: Rehearse, finish: Finish, on_progress: Progress | None = None
+) -> int:
     """The number of weight files that a killed call had left whole and that were used again.
 
-    `finish` sees the directory before it is in place and may still refuse it; after a failed check nothing is left.
-    Raises InputError when the disk has too little room.
+    `rehearse` runs beside the copying, `finish` sees the directory before it is in place; when either raises,
+    nothing is left. Raises InputError when the disk has too little room.
     """
     with place.open(work.key):
         done = {shard.name for shard in work.shards if _is_whole(place.directory / shard.name, shard)}
         _clear(place.directory, keep=done)
         _require_room(work, place, done)
         try:
-            _write_shards(work, place.directory, done, on_progress or (lambda done, total: None))
-            for name in work.copied:
-                copy_file(work.source.directory / name, place.directory / name)
-            for name, text in work.texts.items():
-                _write_flushed(place.directory / name, text)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise InputError(
-                f"{place.target}: the disk is full; make room and start again, what is whole so far will be used "
-                f"(it is in {place.partial}; or remove that)"
-            ) from error
-        try:
+            with ThreadPoolExecutor(max_workers=1) as beside:
+                rehearsal = beside.submit(rehearse)
+                _write_files(work, place, done, on_progress or (lambda done, total: None), rehearsal)
+                rehearsal.result()
             entries = require_headers(place.directory, work.shards)
             documents = finish(place.directory, entries)
             for name, text in documents.items():
                 _write_flushed(place.directory / name, text)
             expected = [shard.name for shard in work.shards]
             require_files(place.directory, [*expected, *work.copied, *work.texts, *documents])
-        except (RuntimeError, InputError):
+        except AuditError:
             place.discard()
             raise
         place.commit(work.key)
     return len(done)
 
 
-def _write_shards(work: Work, directory: Path, done: set[str], on_progress: Progress) -> None:
+def _write_files(work: Work, place: Placement, done: set[str], on_progress: Progress, rehearsal: Future[None]) -> None:
+    try:
+        _write_shards(work, place.directory, done, on_progress, rehearsal)
+        for name in work.copied:
+            copy_file(work.source.directory / name, place.directory / name)
+        for name, text in work.texts.items():
+            _write_flushed(place.directory / name, text)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise InputError(
+            f"{place.target}: the disk is full; make room and start again, what is whole so far will be used (it is in "
+            f"{place.partial}; or remove that)"
+        ) from error
+
+
+def _write_shards(work: Work, directory: Path, done: set[str], on_progress: Progress, rehearsal: Future[None]) -> None:
     written = sum(shard.size for shard in work.shards if shard.name in done)
 
     def advance(count: int) -> None:
@@ -122,6 +136,8 @@ def _write_shards(work: Work, directory: Path, done: set[str], on_progress: Prog
         for shard in work.shards:
             if shard.name in done:
                 continue
+            if rehearsal.done():
+                rehearsal.result()  # a plan that cannot be loaded is not worth another file
             part = directory / (shard.name + PART)
             part.parent.mkdir(parents=True, exist_ok=True)
             descriptor = write_shard(shard, work.source.directory / shard.name, part, advance)

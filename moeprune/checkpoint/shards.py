@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from moeprune.artifacts.errors import InputError
@@ -26,7 +27,7 @@ class Shard:
     header: bytes
     outputs: tuple[Output, ...]  # in the order of their bytes
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes of the whole file."""
         return len(self.header) + sum(output.size for output in self.outputs)

@@ -8,21 +8,21 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from moeprune.artifacts.files import read_json
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.checkpoint import card as cards
-from moeprune.checkpoint.audit import Audit, require_reload, require_routers
+from moeprune.checkpoint.audit import Audit, require_counts, require_reload, require_routers
 from moeprune.checkpoint.edits import expert_edits, mtp_edits
 from moeprune.checkpoint.headers import Entry
-from moeprune.checkpoint.inventory import Inventory, checkpoint_fingerprint, inventory
+from moeprune.checkpoint.inventory import Inventory, inventory
 from moeprune.checkpoint.model_config import QUANTIZATION_FILES, count_edits, quantization_edits, renamed_modules
 from moeprune.checkpoint.model_config import mtp_edits as mtp_config_edits
 from moeprune.checkpoint.options import MtpPolicy
-from moeprune.checkpoint.other_files import CARD, RECORD, sha256
+from moeprune.checkpoint.other_files import CARD, CONFIG, RECORD, sha256
 from moeprune.checkpoint.placement import Placement
 from moeprune.checkpoint.quantized_names import module_renamer
 from moeprune.checkpoint.rewrite import Progress, Work, plan_work, write_work
@@ -83,9 +83,9 @@ def prune_checkpoint(
     work, warnings = plan_pruning(checkpoint, plan.kept, kept)
     fingerprint, audit, reused = None, None, 0
     if not dry_run:
-        closing = _Closing(checkpoint, plan, work, warnings, provenance or {})
-        reused = write_work(work, place, finish=closing, on_progress=on_progress)
-        fingerprint, audit = closing.fingerprint, closing.audit
+        checks = _Checks(checkpoint, plan, work, warnings, provenance or {})
+        reused = write_work(work, place, rehearse=checks.rehearse, finish=checks.finish, on_progress=on_progress)
+        fingerprint, audit = checks.fingerprint, checks.audit
     sizes = _sizes(checkpoint, work, kept)
     return PruneReport(
         source=Path(source),
@@ -125,33 +125,44 @@ def plan_pruning(checkpoint: Inventory, orders: Mapping[str, Sequence[int]], kep
     return work, (*checkpoint.warnings, *warnings, *work.warnings)
 
 
-class _Closing:
-    """Audits the directory and says what the card and the record say; keeps the audit for the report."""
+class _Checks:
+    """What is checked while and after the files are written, and what the card and the record then say."""
 
     def __init__(
         self, source: Inventory, plan: PrunePlan, work: Work, warnings: tuple[str, ...], provenance: Mapping[str, Any]
     ) -> None:
         self.source, self.plan, self.work, self.warnings, self.provenance = source, plan, work, warnings, provenance
+        self.kept = len(plan.layers[0].kept)
+        self.unused: tuple[str, ...] = ()
         self.audit: Audit | None = None
         self.fingerprint: str | None = None
 
-    def __call__(self, directory: Path, entries: Mapping[str, Entry]) -> dict[str, str]:
-        result = inventory(directory)
-        require_routers(self.source, result, self.plan.kept)
-        reload = "strict"
-        unused: tuple[str, ...] = ()
+    def rehearse(self) -> None:
+        """Load the model that is being written, from names and shapes alone."""
+        config = type(self.source.memory.config).from_dict(json.loads(self.work.texts[CONFIG]))
+        require_counts(config, self.source, self.kept)
         if self.source.quantization is None:
-            unused = require_reload(result.memory.config, entries, self.source)
-        else:
-            reload = f"left out: {self.source.quantization} kernels are needed; names and shapes were checked"
-        self.fingerprint = checkpoint_fingerprint(result)
+            self.unused = require_reload(config, self.work.entries, self.source)
+
+    def finish(self, directory: Path, entries: Mapping[str, Entry]) -> dict[str, str]:
+        """The card and the record of a directory whose files are as planned."""
+        from moeprune.models.layers import fingerprint
+        from moeprune.models.loading import load_config
+
+        model_type = load_config(directory).model_type
+        routers = require_routers(directory, entries, self.source, self.plan.kept)
+        layers = [replace(layer, num_experts=self.kept) for layer in self.source.layers]
+        self.fingerprint = fingerprint(model_type, layers, routers)
+        method = self.source.quantization
         self.audit = Audit(
             tensors=len(entries),
             dropped=len(self.source.tensors) - len(entries),
             files=len(self.work.shards) + len(self.work.copied) + len(self.work.texts) + 2,  # the card and the record
-            routers=len(result.layers),
-            reload=reload,
-            unused=unused,
+            routers=len(routers),
+            reload="strict"
+            if method is None
+            else f"left out: {method} kernels are needed; names and shapes were checked",
+            unused=self.unused,
         )
         made = cards.record(
             self.source,
@@ -159,7 +170,7 @@ class _Closing:
             fingerprint=self.fingerprint,
             key=self.work.key,
             mtp="dropped" if self.source.mtp else "none",
-            sizes=_sizes(self.source, self.work, result.memory.num_experts),
+            sizes=_sizes(self.source, self.work, self.kept),
             hashes=self._hashes(directory),
             audit=asdict(self.audit),
             provenance=self.provenance,
