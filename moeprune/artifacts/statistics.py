@@ -182,19 +182,24 @@ class RoutingStatistics:
         domains: dict[str, dict[str, LayerStatistics]] = {}
         half: dict[str, dict[str, LayerStatistics]] = {}
         for domain in manifest["domains"]:
-            domains[domain] = {layer.name: _read(tensors, f"{domain}/{layer.name}/") for layer in layers}
-            half[domain] = {layer.name: _read(tensors, f"{domain}/{layer.name}/half/") for layer in layers}
+            domains[domain] = {layer.name: _read(tensors, f"{domain}/{layer.name}/", layer) for layer in layers}
+            half[domain] = {layer.name: _read(tensors, f"{domain}/{layer.name}/half/", layer) for layer in layers}
         return cls(manifest, layers, domains, half)
 
 
-def _read(tensors: Mapping[str, np.ndarray], prefix: str) -> LayerStatistics:
+def _read(tensors: Mapping[str, np.ndarray], prefix: str, layer: Layer) -> LayerStatistics:
+    row = (layer.num_experts,)
+    shapes = {"tokens": (), **dict.fromkeys(("co_count", "norm_product", "output_product"), row * 2)}
     values = {name: tensors.get(prefix + name) for name in SUMS}
-    missing = [name for name, value in values.items() if value is None and name != "output_sum"]
-    if missing:
-        raise InputError(f"statistics: {prefix}{missing[0]} is missing; the file is incomplete, record again")
-    maximum = tensors.get(prefix + "output_max")
-    if maximum is None:  # halves carry sums only
-        maximum = np.full(values["gate_sum"].shape, -np.inf)  # type: ignore[union-attr]
+    for name, value in values.items():
+        if value is None and name != "output_sum":
+            raise InputError(f"statistics: {prefix}{name} is missing; the file is incomplete, record again")
+        if value is not None and name != "output_sum" and value.shape != shapes.get(name, row):
+            raise InputError(
+                f"statistics: {prefix}{name} has shape {value.shape}, expected {shapes.get(name, row)}; record again"
+            )
+    # halves carry sums only: a maximum has no difference
+    maximum = tensors.get(prefix + "output_max", np.full(row, -np.inf))
     return LayerStatistics(output_max=maximum, **values)  # type: ignore[arg-type]
 
 

@@ -1,0 +1,211 @@
+"""The verbs. Parses and prints, decides nothing; everything heavy is imported by the verb that needs it."""
+
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from moeprune.artifacts.errors import InputError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Prune experts from Mixture-of-Experts language models, and trust the result.",
+)
+
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, e.g. selection.budget.prune=0.25")]
+Json = Annotated[bool, typer.Option("--json", help="Print a machine-readable summary instead.")]
+ModelPath = Annotated[str, typer.Argument(help="A checkpoint directory, a hub name, or `reference`.")]
+
+
+def main() -> None:
+    """Entry point. Exit codes: 0 done, 1 failed, 2 bad input."""
+    try:
+        app()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on where this one was", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:  # noqa: BLE001 (the last stop: say it in one line under the trace, and exit 1)
+        traceback.print_exc()
+        print(f"failed: {type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _finish(summary: dict[str, Any], written: Path | None, *, as_json: bool) -> None:
+    """The last line on standard output: the summary as JSON, or the path of what was written."""
+    if as_json:
+        print(json.dumps(summary, default=str))
+    elif written is not None:
+        print(written)
+
+
+def _start(as_json: bool) -> None:
+    from moeprune.experiment.console import speak
+
+    speak(quiet=as_json)
+
+
+@app.command()
+def run(
+    config: Path,
+    overrides: Overrides = None,
+    until: Annotated[str | None, typer.Option(help="Stop after this stage: record, select, prune, evaluate.")] = None,
+    redo: Annotated[str | None, typer.Option(help="Run this stage and those after it again.")] = None,
+    output: Annotated[Path, typer.Option(help="Directory of run directories.")] = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """All stages of one run: record, select, prune, evaluate, report."""
+    _start(as_json)
+    from moeprune.experiment.pipeline import run_file
+
+    outcome = run_file(config, overrides or [], output=output, until=until, redo=redo)
+    summary = {"run": outcome.directory, "written": outcome.written, "metrics": outcome.metrics, "warnings": outcome.warnings}
+    _finish(summary, outcome.written, as_json=as_json)
+
+
+@app.command()
+def check(
+    config: Path,
+    overrides: Overrides = None,
+    memory: Annotated[str | None, typer.Option(help="Which ratios and formats fit, e.g. 80GB.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Validate a config: data counts, families, budget and an estimate of the pass; loads no weights."""
+    _start(as_json)
+    from moeprune.experiment.preflight import check_file
+
+    summary = check_file(config, overrides or [], memory=memory)
+    _finish(summary, None, as_json=as_json)
+
+
+@app.command()
+def record(
+    model: ModelPath,
+    domains: Annotated[list[str], typer.Argument(metavar="NAME=PATH...", help="Domains and their trajectories.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The statistics file to write (.safetensors).")],
+    count: Annotated[str, typer.Option(help="Tokens that enter: all, assistant, completion, tool.")] = "all",
+    tokens: Annotated[int | None, typer.Option(help="Tokens read of each domain.")] = None,
+    sequence_length: Annotated[int, typer.Option()] = 512,
+    overflow: Annotated[str, typer.Option(help="split, truncate or skip.")] = "split",
+    batch_tokens: Annotated[int, typer.Option()] = 8192,
+    statistics: Annotated[str, typer.Option(help="default, or all (adds output_sum).")] = "default",
+    streaming: Annotated[str, typer.Option(help="auto, on or off.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Routing statistics of a model on trajectories."""
+    _start(as_json)
+    from moeprune.experiment.steps import record_file
+
+    calibration = {"sequence_length": sequence_length, "overflow": overflow, "statistics": statistics}
+    each = {"count": count, "tokens": tokens}
+    runtime = {"batch_tokens": batch_tokens, "streaming": streaming}
+    summary = record_file(model, domains, output, each=each, calibration=calibration, runtime=runtime)
+    _finish(summary, output, as_json=as_json)
+
+
+@app.command()
+def select(
+    statistics: Path,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The plan to write (.json).")],
+    criterion: Annotated[str, typer.Option(help="A criterion's name, file:PATH or package.module:Class.")] = "hope",
+    product: Annotated[str | None, typer.Option(help="hope: norms or outputs.")] = None,
+    normalise: Annotated[str | None, typer.Option(help="hope: co_selected or all_tokens.")] = None,
+    no_pairwise: Annotated[bool, typer.Option("--no-pairwise", help="hope: the diagonal alone.")] = False,
+    prune: Annotated[str, typer.Option(help="0.25: a fraction; 8: a count a layer.")] = "0.5",
+    scope: Annotated[str, typer.Option(help="layer or global.")] = "layer",
+    solver: Annotated[str, typer.Option(help="swap, thorough, relaxed, slsqp, exact or greedy.")] = "swap",
+    certificate: Annotated[bool, typer.Option("--certificate", help="Also a lower bound and the gap.")] = False,
+    mix: Annotated[list[str] | None, typer.Option(help="NAME=WEIGHT; may be given again.")] = None,
+    multiple_of: Annotated[int, typer.Option(help="Keep a multiple of this many.")] = 1,
+    must_keep: Annotated[list[str] | None, typer.Option(help="LAYER=3,7; may be given again.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the solver and of the random criterion.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """A prune plan from recorded statistics; needs no model."""
+    _start(as_json)
+    from moeprune.experiment.steps import select_file
+
+    hope = {"product": product, "normalise": normalise, "pairwise": False if no_pairwise else None}
+    budget = {"prune": prune, "scope": scope, "multiple_of": multiple_of, "must_keep": must_keep or []}
+    solving = {"name": solver, "certificate": certificate, "seed": seed}
+    summary = select_file(statistics, output, criterion=criterion, hope=hope, budget=budget, solver=solving, mix=mix or [])
+    _finish(summary, output, as_json=as_json)
+
+
+@app.command()
+def prune(
+    model: ModelPath,
+    plan: Path,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The directory of the new checkpoint.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a directory that is not empty.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and count, write nothing.")] = False,
+    mtp: Annotated[str, typer.Option(help="Multi-token-prediction layers: refuse or drop.")] = "refuse",
+    as_json: Json = False,
+) -> None:
+    """A checkpoint with the kept experts only, as stock engines load it."""
+    _start(as_json)
+    from moeprune.experiment.steps import prune_directory
+
+    summary = prune_directory(model, plan, output, overwrite=overwrite, dry_run=dry_run, mtp=mtp)
+    _finish(summary, output, as_json=as_json)
+
+
+@app.command()
+def evaluate(
+    model: ModelPath,
+    plan: Annotated[Path | None, typer.Option(help="Prune in memory by this plan; MODEL is the teacher.")] = None,
+    against: Annotated[str | None, typer.Option(help="The unpruned teacher of a pruned checkpoint.")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="NAME=PATH; may be given again.")] = None,
+    speed: Annotated[bool, typer.Option("--speed", help="Also measure prefill and decode speed.")] = False,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The metrics to write (.json).")] = Path("metrics.json"),
+    as_json: Json = False,
+) -> None:
+    """Fidelity to the unpruned model on held-out data, worst domain first."""
+    _start(as_json)
+    from moeprune.experiment.steps import evaluate_model
+
+    summary = evaluate_model(model, output, plan=plan, against=against, data=data or [], speed=speed)
+    _finish(summary, output, as_json=as_json)
+
+
+@app.command()
+def inspect(path: Path, as_json: Json = False) -> None:
+    """What is in a statistics file, a plan, a metrics file, a run, a checkpoint or a model."""
+    _start(as_json)
+    from moeprune.experiment.inspection import inspect_path
+
+    lines, summary = inspect_path(path)
+    _finish(summary, None, as_json=as_json) if as_json else print("\n".join(lines))
+
+
+@app.command()
+def families(as_json: Json = False) -> None:
+    """The model families, with what is verified in the installed transformers release."""
+    from moeprune.experiment.inspection import families_table
+
+    lines, summary = families_table()
+    _finish(summary, None, as_json=as_json) if as_json else print("\n".join(lines))
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
+    format: Annotated[str, typer.Option("--format", help="html, md or csv.")] = "html",
+    as_json: Json = False,
+) -> None:
+    """Write a run's report again from what is on disk."""
+    _start(as_json)
+    from moeprune.experiment.steps import report_runs
+
+    written = report_runs(runs, format=format)
+    for path in written[:-1]:
+        print(path)
+    _finish({"reports": written}, written[-1], as_json=as_json)

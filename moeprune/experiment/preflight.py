@@ -1,0 +1,154 @@
+"""`moeprune check`: everything that can be known before weights are loaded."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from moeprune.artifacts.errors import InputError
+from moeprune.config.load import load_run
+from moeprune.experiment.console import say, warn
+from moeprune.experiment.inputs import Inputs
+from moeprune.selection.budget import layer_budgets
+
+
+def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = None) -> dict[str, Any]:
+    """What a run of this config would do: model, budget by layer, data by domain, memory and time of the pass.
+
+    Raises InputError for everything that would stop the run.
+    """
+    config = load_run(path, overrides)
+    inputs = Inputs(config)
+    budgets = layer_budgets(inputs.layers, config.selection.budget)
+    say(f"model: {config.model.path} ({inputs.checkpoint.config['model_type']}), fingerprint {inputs.fingerprint}")
+    for budget in budgets:
+        say(f"budget: {budget}")
+    data = {part: _describe_data(inputs, part) for part in ("calibration", "evaluation")}
+    estimate = estimate_pass(inputs)
+    say(
+        f"estimate: {estimate['weight_bytes'] / 1e9:.2f} GB of weights in memory, {estimate['statistics_bytes'] / 1e6:,.1f} MB "
+        f"of statistics; recording {estimate['tokens']:,} tokens takes about {estimate['seconds']:,.0f} s on this machine"
+    )
+    summary: dict[str, Any] = {
+        "config": config.model_dump(mode="json"),
+        "model": {"model_type": inputs.checkpoint.config["model_type"], "fingerprint": inputs.fingerprint},
+        "budget": [{"layer": b.layer.name, "num_experts": b.layer.num_experts, "kept": b.kept} for b in budgets],
+        "data": data,
+        "estimate": estimate,
+    }
+    if memory is not None:
+        summary["fits"] = fitting(inputs, parse_bytes(memory))
+    return summary
+
+
+def _describe_data(inputs: Inputs, part: str) -> dict[str, Any]:
+    from rich.console import Console
+
+    from moeprune.data.preview import describe, example
+
+    tokens = inputs.calibration if part == "calibration" else inputs.evaluation
+    for warning in tokens.warnings:
+        warn(warning)
+    console = Console(stderr=True)
+    table = describe(tokens)
+    table.title = f"{part} data"
+    console.print(table)
+    if part == "calibration":
+        for domain in tokens.manifest:
+            say(f"{domain}: what counts of one trajectory")
+            console.print(example(tokens, inputs.tokenizer, domain))
+    return {name: dict(told) for name, told in tokens.manifest.items()}
+
+
+def estimate_pass(inputs: Inputs) -> dict[str, Any]:
+    """Bytes of weights and statistics, and the seconds a recording would take at this machine's matrix speed."""
+    checkpoint = inputs.checkpoint
+    elements = {"expert": 0, "other": 0}
+    for tensor in checkpoint.tensors:
+        elements["expert" if tensor.role in ("expert", "fused") else "other"] += tensor.entry.elements
+    width = 4 if inputs.device_type == "cpu" and inputs.config.model.dtype in ("auto", "float32") else 2
+    layers = checkpoint.layers
+    used = sum(layer.top_k / layer.num_experts for layer in layers) / len(layers)
+    tokens = inputs.calibration.tokens
+    operations = 2 * tokens * (elements["expert"] * used + elements["other"])
+    domains = len(inputs.config.calibration.domains)
+    cells = sum(3 * layer.num_experts**2 + 6 * layer.num_experts for layer in layers)
+    return {
+        "weight_bytes": width * sum(elements.values()),
+        "statistics_bytes": 2 * 8 * domains * cells,
+        "tokens": tokens,
+        "seconds": operations / _operations_per_second(inputs.device_type),
+    }
+
+
+def _operations_per_second(device: str) -> float:
+    """Measured on one square float32 product; a forward pass reaches about half of it."""
+    import torch
+
+    side = 1024
+    a = torch.rand(side, side, device=device)
+    a @ a
+    started, rounds = time.perf_counter(), 8
+    for _ in range(rounds):
+        a @ a
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return 0.5 * 2 * side**3 * rounds / (time.perf_counter() - started)
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes in a size such as 80GB, 24GiB or 512MB. Raises InputError for anything else."""
+    units = {
+        "KB": 10**3,
+        "MB": 10**6,
+        "GB": 10**9,
+        "TB": 10**12,
+        "KiB": 2**10,
+        "MiB": 2**20,
+        "GiB": 2**30,
+        "TiB": 2**40,
+    }
+    number = text.rstrip("KMGTiB")
+    unit = text[len(number) :]
+    try:
+        value = float(number)
+    except ValueError:
+        value = 0.0
+    if unit not in units or not value > 0:
+        raise InputError(f"--memory {text}: expected a size such as 80GB or 24GiB")
+    return int(value * units[unit])
+
+
+RATIOS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
+BITS = {"bf16": 16.0, "fp8": 8.0, "int4": 4.5}  # int4: groups of 32..128 carry a 16-bit scale
+
+
+def fitting(inputs: Inputs, memory: int) -> list[dict[str, Any]]:
+    """Every ratio and format of the result with its bytes, whether it fits, and the KV-cache tokens that are left.
+
+    Experts in the format, everything else in bf16; engines need room for activations too, which is not counted.
+    """
+    experts = sum(t.entry.elements for t in inputs.checkpoint.tensors if t.role in ("expert", "fused"))
+    others = sum(t.entry.elements for t in inputs.checkpoint.tensors if t.role not in ("expert", "fused"))
+    per_token = kv_bytes_per_token(inputs.checkpoint.config)
+    rows = []
+    for ratio in RATIOS:
+        for name, bits in BITS.items():
+            size = int(experts * (1 - ratio) * bits / 8 + others * 2)
+            left = (memory - size) // per_token if memory > size and per_token else 0
+            rows.append({"prune": ratio, "format": name, "bytes": size, "fits": size <= memory, "kv_tokens": left})
+            verdict = f"fits, {left:,} tokens of KV cache left" if size <= memory else "does not fit"
+            say(f"memory: prune {ratio:5.3f} {name:5s} {size / 1e9:10.3f} GB  {verdict}")
+    return rows
+
+
+def kv_bytes_per_token(config: dict[str, Any] | Any) -> int:
+    """Bytes of KV cache a token takes in bf16: full or latent attention; recurrent layers take none per token."""
+    text = config.get("text_config", config)
+    kinds = text.get("layer_types") or ["full_attention"] * text["num_hidden_layers"]
+    layers = sum("linear" not in kind and kind not in ("mamba", "conv") for kind in kinds)
+    if text.get("kv_lora_rank"):
+        return 2 * layers * (text["kv_lora_rank"] + text.get("qk_rope_head_dim", 0))
+    heads = text.get("num_key_value_heads") or text["num_attention_heads"]
+    size = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
+    return 2 * 2 * layers * heads * size

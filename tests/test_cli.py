@@ -1,0 +1,192 @@
+"""The command line on the reference model: one step at a time, then every kind of bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import save_tiny
+
+ENVIRONMENT = os.environ | {"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+SMALL = """
+model: {path: reference}
+calibration: {domains: [{name: agent, path: 'reference:agent', tokens: 6000}]}
+selection: {budget: {prune: 0.5}, solver: {name: swap, certificate: true}}
+evaluation:
+  domains: [{name: agent, path: 'reference:agent', tokens: 3000}]
+  tasks: [agent]
+  task_questions: 4
+  baselines: [{name: reap}]
+tracking: {wandb: disabled}
+"""
+
+
+def moeprune(*words, cwd=None):
+    command = [sys.executable, "-m", "moeprune", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, check=False)
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory):
+    """Statistics, plan, checkpoint and metrics, made verb by verb."""
+    folder = tmp_path_factory.mktemp("steps")
+    calls = {
+        "record": ("record", "reference", "agent=reference:agent", "--tokens", 6000, "-o", "s.safetensors"),
+        "select": ("select", "s.safetensors", "--prune", "0.25", "--certificate", "-o", "plan.json"),
+        "prune": ("prune", "reference", "plan.json", "-o", "smaller"),
+        "evaluate": ("evaluate", "reference", "--plan", "plan.json", "--data", "agent=reference:agent"),
+    }
+    done = {name: moeprune(*call, cwd=folder) for name, call in calls.items()}
+    return folder, done
+
+
+def test_the_last_line_is_the_path_of_what_was_written(steps):
+    folder, done = steps
+    for name, written in [("record", "s.safetensors"), ("select", "plan.json"), ("prune", "smaller"), ("evaluate", "metrics.json")]:
+        assert done[name].returncode == 0, done[name].stderr
+        assert done[name].stdout.splitlines()[-1] == written
+        assert (folder / written).exists()
+
+
+def test_the_steps_fit_together(steps):
+    folder, _ = steps
+    plan = json.loads((folder / "plan.json").read_text())
+    assert [len(layer["kept"]) for layer in plan["layers"]] == [24] * 4
+    config = json.loads((folder / "smaller" / "config.json").read_text())
+    assert config["num_experts"] == 24
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert 0 < metrics["fidelity/kl/agent"] < 1
+
+
+def test_a_written_checkpoint_measures_like_the_plan_in_memory(steps):
+    folder, _ = steps
+    data = ("--data", "agent=reference:agent")
+    done = moeprune("evaluate", "smaller", "--against", "reference", *data, "-o", "on-disk.json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    in_memory, on_disk = (json.loads((folder / f"{name}.json").read_text()) for name in ("metrics", "on-disk"))
+    assert on_disk["fidelity/kl/agent"] == pytest.approx(in_memory["fidelity/kl/agent"], rel=1e-5)
+
+
+def test_json_is_machine_readable(steps):
+    folder, _ = steps
+    done = moeprune("inspect", "s.safetensors", "--json", cwd=folder)
+    assert json.loads(done.stdout)["domains"]["agent"]["tokens"] == 6000
+    done = moeprune("select", "s.safetensors", "-o", "again.json", "--criterion", "reap", "--json", cwd=folder)
+    assert json.loads(done.stdout)["criterion"]["name"] == "reap"
+    families = json.loads(moeprune("families", "--json").stdout)["families"]
+    assert {"model_type", "verified", "how"} <= set(families[0])
+
+
+@pytest.mark.parametrize("path", ["s.safetensors", "plan.json", "smaller", "metrics.json", "reference"])
+def test_everything_can_be_inspected(steps, path):
+    done = moeprune("inspect", path, cwd=steps[0])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("select", "s.safetensors", "-o", "p.json", "--prune", "0"), "would remove nothing"),
+        (("select", "s.safetensors", "-o", "p.json", "--prune", "1.0"), "between 0 and 1"),
+        (("select", "s.safetensors", "-o", "p.json", "--prune", "25.0"), "for 25 % write 0.25"),
+        (("select", "s.safetensors", "-o", "p.json", "--prune", "50%"), "not a number"),
+        (("select", "s.safetensors", "-o", "p.json", "--prune", "nan"), "not a"),
+        (("select", "s.safetensors", "-o", "p.json", "--prune", "29"), "top_k=4"),
+        (("select", "s.safetensors", "-o", "p.json", "--criterion", "hoope"), "'hope'"),
+        (("select", "s.safetensors", "-o", "p.json", "--criterion", "ean_ca"), "statistics"),
+        (("select", "s.safetensors", "-o", "p.json", "--solver", "swop"), "'swap'"),
+        (("select", "s.safetensors", "-o", "p.json", "--mix", "prose=2"), "unknown domain 'prose'"),
+        (("select", "s.safetensors", "-o", "p.json", "--mix", "agent=x"), "not a number"),
+        (("select", "s.safetensors", "-o", "p.txt"), "ends in .json"),
+        (("select", "none.safetensors", "-o", "p.json"), "no such statistics file"),
+        (("select", "plan.json", "-o", "p.json"), "not a readable statistics file"),
+        (("select", "empty.safetensors", "-o", "p.json"), "not a readable statistics file"),
+        (("record", "reference", "agent=none.jsonl", "-o", "x.safetensors"), "does not exist"),
+        (("record", "reference", "a=empty.jsonl", "-o", "x.safetensors"), "empty.jsonl"),
+        (("record", "reference", "a=broken.jsonl", "-o", "x.safetensors"), "broken.jsonl:2"),
+        (("record", "reference", "a=reference:agent", "-o", "x.safetensors", "--count", "user"), "count"),
+        (("record", "nowhere/at/all", "a=reference:agent", "-o", "x.safetensors"), "does not exist"),
+        (("record", "dense", "a=reference:agent", "-o", "x.safetensors"), "moeprune compress"),
+        (("record", "unknown", "a=reference:agent", "-o", "x.safetensors"), "qwen9_moe"),
+        (("prune", "reference", "plan.json", "-o", "full"), "overwrite"),
+        (("prune", "other", "plan.json", "-o", "x"), "another model"),
+        (("prune", "reference", "s.safetensors", "-o", "x"), "not a JSON file"),
+        (("prune", "reference", "metrics.json", "-o", "x"), "not a prune plan"),
+        (("evaluate", "reference"), "--plan PLAN"),
+        (("evaluate", "other", "--plan", "plan.json", "--data", "a=reference:agent"), "another model"),
+        (("inspect", "nothing"), "no such file"),
+        (("run", "none.yaml"), "no such config file"),
+        (("run", "typo.yaml"), "did you mean 'prune'"),
+        (("run", "small.yaml", "--until", "selection"), "unknown stage"),
+        (("run", "small.yaml", "selection.budget.prune=29"), "top_k=4"),
+        (("report", "nothing"), "no run.json"),
+    ],
+)
+def test_bad_input_is_explained_and_leaves_nothing(steps, words, message):
+    folder, _ = steps
+    _bad_material(folder)
+    before = sorted(path.name for path in folder.iterdir())
+    done = moeprune(*words, cwd=folder)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def _bad_material(folder: Path) -> None:
+    if (folder / "dense").exists():
+        return
+    (folder / "empty.jsonl").write_text("")
+    (folder / "empty.safetensors").write_bytes(b"")
+    (folder / "broken.jsonl").write_text('{"text": "fine"}\n{"text": \n')
+    (folder / "typo.yaml").write_text("selection: {budget: {prun: 0.5}}\n")
+    (folder / "small.yaml").write_text(SMALL)
+    (folder / "full").mkdir()
+    (folder / "full" / "mine.txt").write_text("keep me")
+    save_tiny("qwen3", folder / "dense")
+    save_tiny("qwen3_moe", folder / "other")
+    save_tiny("qwen3_moe", folder / "unknown")
+    config = folder / "unknown" / "config.json"
+    config.write_text(config.read_text().replace('"qwen3_moe"', '"qwen9_moe"'))
+
+
+def test_help_is_quick():
+    fastest = min(_seconds("--help") for _ in range(3))
+    assert fastest < 1.0
+
+
+def _seconds(*words):
+    started = time.monotonic()
+    assert moeprune(*words).returncode == 0
+    return time.monotonic() - started
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_again_and_again_ends_like_one_that_was_not(tmp_path):
+    (tmp_path / "small.yaml").write_text(SMALL)
+    calm = moeprune("run", "small.yaml", "--output", "calm", cwd=tmp_path)
+    assert calm.returncode == 0, calm.stderr
+    for seconds in (3.0, 5.0, 7.0):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "moeprune", "run", "small.yaml", "--output", "killed"],
+            cwd=tmp_path,
+            env=ENVIRONMENT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        time.sleep(seconds)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    done = moeprune("run", "small.yaml", "--output", "killed", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in ("plan.json", "metrics.json", "baselines/reap/plan.json"):
+        assert (tmp_path / "killed" / "small" / name).read_bytes() == (tmp_path / "calm" / "small" / name).read_bytes()
+    again = moeprune("run", "small.yaml", "--output", "killed", cwd=tmp_path)
+    assert "already done" in again.stderr
+    assert (tmp_path / "calm" / "small" / "report.html").is_file()
