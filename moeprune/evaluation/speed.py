@@ -93,9 +93,8 @@ def compare_speed(
 
 
 def weight_bytes(model: Any) -> int:
-    """Bytes of all parameters and buffers, each storage counted once (tied weights are one)."""
-    tensors = [*model.parameters(), *model.buffers()]
-    return sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors if t.numel()}.values())
+    """Bytes of all parameters and buffers; tied weights are one parameter and count once."""
+    return sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
 
 
 def _metrics(runs: list[dict[str, float]], sizes: Mapping[str, float], suffix: str) -> dict[str, float]:
