@@ -7,9 +7,11 @@ import numpy as np
 
 from moeprune.selection.branch import prove
 from moeprune.selection.enumeration import cheapest_set, number_of_sets
+from moeprune.selection.objective import WorstOf
 from moeprune.selection.problem import Problem, Solution
 from moeprune.selection.reformulation import reformulation, row_bound
 from moeprune.selection.relaxation import scaled_program
+from moeprune.selection.reweighting import reweighted
 
 ENUMERATE = 20_000  # up to this many sets are simply all looked at
 NODE_EXPERTS = 60_000  # branch and bound spends this many nodes x experts on a certificate: a fraction of a second
@@ -26,29 +28,38 @@ class Bound:
 
 
 def lower_bound(problem: Problem, incumbent: np.ndarray) -> Bound | None:
-    """The best safe bound this module has for the problem, or None where the objective has no quadratic form.
+    """The best safe bound this module has for the problem, or None where there is none: no quadratic form.
 
     The semidefinite bound, raised by a short branch and bound that ends after a fixed number of nodes (not of seconds,
     so that it is the same on every machine). `incumbent` is the best known set.
     """
-    if problem.objective.linear is None or problem.objective.quadratic is None:
-        return None
     if number_of_sets(problem) <= ENUMERATE:
         best = cheapest_set(problem)
         assert best is not None
         return Bound(problem.objective.cost(best), "all sets")
+    if isinstance(problem.objective, WorstOf):
+        below = reweighted(problem, problem.objective)
+        bound, _ = _quadratic_bound(below.problem, incumbent)
+        return replace(bound, value=bound.value + below.constant, method=f"{bound.method}, weighted sum")
+    if problem.objective.linear is None or problem.objective.quadratic is None:
+        return None
+    bound, found = _quadratic_bound(problem, incumbent)
+    if np.array_equal(found, incumbent):
+        return bound
+    cheaper = f"the certificate came across a cheaper set ({problem.objective.cost(found):.6g}); solver exact takes it"
+    return replace(bound, warnings=(*bound.warnings, cheaper))
+
+
+def _quadratic_bound(problem: Problem, incumbent: np.ndarray) -> tuple[Bound, np.ndarray]:
+    """The bound, and the best set seen on the way."""
     warnings: list[str] = []
     scaled, scale = scaled_program(problem)
     cheap = row_bound(scaled) * scale
     convex = reformulation(problem, warnings)
     nodes = max(1, NODE_EXPERTS // problem.size) if convex.semidefinite else 1
     proof = prove(problem, incumbent, convex, max_nodes=nodes)
-    warnings += proof.warnings
-    if not np.array_equal(proof.pruned, incumbent):
-        better = problem.objective.cost(proof.pruned)
-        warnings.append(f"the certificate came across a cheaper set ({better:.6g}); solver exact would take it")
     method = "semidefinite" if convex.semidefinite else "cheap"
-    return Bound(max(proof.bound, cheap), method, tuple(warnings))
+    return Bound(max(proof.bound, cheap), method, (*warnings, *proof.warnings)), proof.pruned
 
 
 def certified(problem: Problem, solution: Solution) -> tuple[Solution, list[str]]:

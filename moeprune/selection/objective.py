@@ -138,6 +138,42 @@ class Combination:
 
 
 @dataclass(frozen=True)
+class WorstOf:
+    """The largest of several quadratic costs, each with a constant: what the worst-off of several parties pays."""
+
+    parts: tuple[Quadratic, ...]
+    constants: tuple[float, ...] = ()
+    linear: None = None
+    quadratic: None = None
+
+    @property
+    def size(self) -> int:
+        return self.parts[0].size
+
+    def costs(self, pruned: np.ndarray) -> np.ndarray:
+        """What each party pays (parties,)."""
+        return np.array([part.cost(pruned) for part in self.parts]) + (self.constants or 0.0)
+
+    def cost(self, pruned: np.ndarray) -> float:
+        return float(self.costs(pruned).max())
+
+    def marginal_costs(self, pruned: np.ndarray) -> np.ndarray:
+        now = self.costs(pruned)
+        after = [cost + part.marginal_costs(pruned) for cost, part in zip(now, self.parts)]
+        return np.max(after, axis=0) - now.max()
+
+    def swap_costs(self, pruned: np.ndarray) -> np.ndarray:
+        now = self.costs(pruned)
+        after = [cost + part.swap_costs(pruned) for cost, part in zip(now, self.parts)]
+        return np.max(after, axis=0) - now.max()
+
+    def weighted(self, weights: np.ndarray) -> Quadratic:
+        """The weighted sum of the parties' costs, less its constant; for weights that sum to 1 it is never above."""
+        matrix = np.sum([weight * part.matrix for weight, part in zip(weights, self.parts)], axis=0)
+        return Quadratic(matrix, np.sum([weight * part.linear for weight, part in zip(weights, self.parts)], axis=0))
+
+
+@dataclass(frozen=True)
 class Restricted:
     """The same cost as a function of the `free` experts alone; the experts in `fixed` are pruned in any case.
 
@@ -183,6 +219,10 @@ def is_modular(objective: Objective) -> bool:
 
 def restrict(objective: Objective, free: np.ndarray, fixed: np.ndarray) -> Objective:
     """`objective` as a function of the ids in `free` (ascending) when those in `fixed` are pruned, less a constant."""
+    if isinstance(objective, WorstOf):
+        gone = np.isin(np.arange(objective.size), fixed)
+        parts = [restrict(part, free, fixed) for part in objective.parts]
+        return WorstOf(tuple(part for part in parts if isinstance(part, Quadratic)), tuple(objective.costs(gone)))
     linear, matrix = objective.linear, objective.quadratic
     if linear is None:
         return Restricted(objective, free, fixed)

@@ -20,6 +20,7 @@ from moeprune.selection.options import SelectionOptions
 from moeprune.selection.problem import Solution
 from moeprune.selection.prune_set import PruneSetFile
 from moeprune.selection.stability import UNSTABLE, stability
+from moeprune.selection.worst_domain import WorstDomain
 
 Progress = Callable[[int, int], None]
 PARTS: tuple[Part, Part] = ("even", "odd")
@@ -97,6 +98,9 @@ def _solved(
     else:
         budgets = layer_budgets(statistics.layers, options.budget, must_keep)
         warnings = budget_warnings(budgets)
+    weights = {domain: weight for domain, weight in options.mix.items() if weight not in (0, 1)}
+    if weights and isinstance(options.criterion, WorstDomain):
+        warnings.append(f"selection.mix: the weights {weights} have no effect: worst_domain compares shares of domains")
     warnings += _super_warnings(evidence, options)
     halves = _halves(statistics, options, must_keep, warnings)
     layers = []

@@ -5,7 +5,9 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from moeprune.selection.objective import WorstOf
 from moeprune.selection.problem import Problem, Solution
+from moeprune.selection.reweighting import reweighted
 from moeprune.selection.search import Moves, descend, moves_of
 from moeprune.selection.solver import Solver, best_of, greedy_ends, local_optimum, random_set, relaxed_set
 
@@ -27,6 +29,8 @@ class Swap(Solver):
     def ends(self, moves: Moves, problem: Problem, warnings: list[str]) -> list[np.ndarray]:
         """Where the search ends from every start."""
         starts = greedy_ends(moves, problem)[: self.starts]
+        if isinstance(problem.objective, WorstOf):
+            starts += reweighted(problem, problem.objective).sets
         relaxed = relaxed_set(problem, warnings) if self.starts > len(starts) else None
         if relaxed is not None:
             starts.append(relaxed)

@@ -1,0 +1,32 @@
+"""The criterion `worst_domain`: no domain may pay much more than the others."""
+
+from typing import Literal
+
+import numpy as np
+
+from moeprune.selection.criterion import Criterion
+from moeprune.selection.evidence import LayerEvidence
+from moeprune.selection.interaction import Normalise, Product, interaction
+from moeprune.selection.objective import Quadratic, WorstOf
+
+
+class WorstDomain(Criterion):
+    """max over domains d of p' F_d p / 1' F_d 1, with F_d the interaction matrix of HOPE on domain d alone.
+
+    Each domain's cost is a share of what pruning every expert of the layer would cost it, so a domain of few tokens or
+    small outputs counts as much as any other. `selection.mix` only says which domains take part (weight 0: not).
+    """
+
+    name: Literal["worst_domain"] = "worst_domain"
+    product: Product = "norms"
+    normalise: Normalise = "all_tokens"
+
+    def objective(self, evidence: LayerEvidence) -> WorstOf:
+        matrices = [
+            interaction(statistics, product=self.product, normalise=self.normalise)
+            for statistics in evidence.domains.values()
+            if float(statistics.tokens) > 0
+        ]
+        parts = [Quadratic(matrix / total) for matrix in matrices if (total := float(matrix.sum())) > 0]
+        nothing = Quadratic(np.zeros((evidence.layer.num_experts, evidence.layer.num_experts)))
+        return WorstOf(tuple(parts) or (nothing,))
