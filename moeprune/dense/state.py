@@ -95,8 +95,8 @@ def identity_of(
     for weight in weights:
         stored = weight.parameter.detach() if weight.expert is None else weight.parameter.detach()[weight.expert]
         digest.update(f"{weight.name}:{weight.shape}:{weight.dtype}".encode())
-        digest.update(np.float64(stored.sum(dtype=torch.float64)).tobytes())
-        digest.update(np.float64(stored.square().sum(dtype=torch.float64)).tobytes())
+        digest.update(np.float64(float(stored.sum(dtype=torch.float64))).tobytes())
+        digest.update(np.float64(float(stored.square().sum(dtype=torch.float64))).tobytes())
     for sequence in sequences:
         digest.update(sequence.trajectory.encode() + sequence.ids.tobytes() + sequence.counted.tobytes())
     return digest.hexdigest()[:16]

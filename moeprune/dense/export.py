@@ -1,0 +1,215 @@
+"""A compressed model as edits of its source checkpoint: plain numbers with zeros, or packed by compressed-tensors.
+
+export = Export(inventory(source), model, methods)     # before the walk: refuses what would load wrong
+result = compress_model(model, methods, tokens, dtype=export.dtype)
+export.edits(result), export.config_edits              # for the checkpoint writer
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+
+from moeprune.artifacts.errors import InputError
+from moeprune.checkpoint.edits import Edit, Inventory, NewTensor, Replace
+from moeprune.dense.layouts import (
+    UNUSED_EXPERTS,
+    Scheme,
+    bitsandbytes_section,
+    names_of_kind,
+    quantization_config,
+    schemes,
+)
+from moeprune.dense.method import DenseMethod
+from moeprune.dense.order import chains
+from moeprune.dense.places import Place, locate, rows_of
+from moeprune.dense.result import Grid
+from moeprune.dense.walk import Compressed
+from moeprune.dense.weights import look
+
+Layout = Literal["auto", "plain"]
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+NAMES = {dtype: name for name, dtype in DTYPES.items()} | {
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float8_e4m3fn: "F8_E4M3",
+}
+
+
+class Export:
+    """What will be written for a model that `compress_model` is about to change. Made before the walk, used after it.
+
+    layout auto packs integers and float8 with compressed-tensors; plain writes all results in the source's dtype.
+    Raises InputError for combinations that engines load wrong, for weights the checkpoint stores in a way that is not
+    understood, for a missing compressed-tensors, and for weights of several dtypes.
+    """
+
+    def __init__(
+        self, checkpoint: Inventory, model: Any, methods: Sequence[DenseMethod], *, layout: Layout = "auto"
+    ) -> None:
+        seen = look(model)
+        found = chains(seen, methods)
+        self.schemes: dict[str, Scheme] = schemes(seen, found) if layout == "auto" else {}
+        self.places = locate(checkpoint, seen, found)
+        self.dtype = self._common_dtype()
+        self.config_edits: dict[tuple[str, ...], Any] = {}
+        self.texts: dict[str, str] = {}  # files to add: name -> text
+        self.warnings: list[str] = []
+        if self.schemes:
+            self._require_separate_experts()
+            section = quantization_config(model, seen, self.schemes, _version())
+            self.config_edits[("quantization_config",)] = section
+            if UNUSED_EXPERTS in (target for group in section["config_groups"].values() for target in group["targets"]):
+                self.warnings.append(
+                    "integers beside routed experts that stay plain: config.json names a float8 group that no module "
+                    "belongs to, so that transformers leaves the experts alone; tried with transformers only"
+                )
+        nf4 = names_of_kind(found, "nf4") if layout == "auto" else []
+        if nf4:
+            self._describe_nf4(model, nf4, bool(self.schemes))
+        if any(method.kind != "quantise" for method in methods):
+            self.warnings.append(
+                "zeros are stored as plain numbers: stock engines run them at dense speed; real 2:4 speed needs "
+                "torch's semi-structured tensors on an Ampere or newer GPU"
+            )
+
+    def edits(self, compressed: Compressed) -> dict[str, Edit]:
+        """Tensor on disk -> what replaces it. Bytes are made when the writer asks, one tensor at a time."""
+        return {name: Replace(self._tensors(place, compressed)) for name, place in self.places.items()}
+
+    def _tensors(self, place: Place, compressed: Compressed) -> tuple[NewTensor, ...]:
+        scheme = self.schemes.get(place.weights[0].name)
+        if scheme is None:
+            dtype = DTYPES[place.dtype]
+            return (
+                _new(place.name, dtype, place.shape, lambda: place.arranged(w.read() for w in place.weights).to(dtype)),
+            )
+        (weight,) = place.weights
+        grid = compressed.grids[weight.name]
+        base = place.name.removesuffix("weight")
+        shape = _Shapes(place.shape, grid, scheme)
+
+        def part(name: str) -> Callable[[], torch.Tensor]:
+            if name == "weight_shape":
+                return lambda: torch.tensor(place.shape)
+            if name == "weight_scale":
+                return lambda: stored_scale(place, grid, scheme, self.dtype)
+            return lambda: pack(place, weight.read(), grid, scheme)[name]
+
+        return tuple(_new(base + name, dtype, size, part(name)) for name, dtype, size in shape.parts(self.dtype))
+
+    def _common_dtype(self) -> torch.dtype:
+        found = {place.dtype for place in self.places.values()}
+        if len(found) != 1:
+            raise InputError(
+                f"the targeted weights are stored in {', '.join(sorted(found))}; target one dtype at a time"
+            )
+        return DTYPES[found.pop()]
+
+    def _require_separate_experts(self) -> None:
+        for place in self.places.values():
+            if place.weights[0].name in self.schemes and (
+                place.fused or not place.name.endswith(".weight") or place.flipped
+            ):
+                raise InputError(
+                    f"{place.name}: holds all experts of a layer in one tensor; compressed-tensors packs one matrix a "
+                    "tensor. Leave routed_expert out of the quantising targets, or export with layout plain"
+                )
+
+    def _describe_nf4(self, model: Any, names: list[str], packed: bool) -> None:
+        experts = [
+            place.name
+            for place in self.places.values()
+            if place.weights[0].name in names and place.weights[0].expert is not None
+        ]
+        if packed or experts:
+            why = (
+                f"{experts[0]} is a routed expert, which it leaves alone silently"
+                if experts
+                else "two formats are asked for"
+            )
+            raise InputError(f"dense: nf4 is packed by bitsandbytes when a model loads, and {why}; use layout plain")
+        section = bitsandbytes_section(model, names, str(self.dtype).removeprefix("torch."))
+        self.texts["bitsandbytes.json"] = json.dumps(section, indent=2) + "\n"
+        self.warnings.append(
+            "nf4: the rounded numbers are stored in the source's dtype; load with the BitsAndBytesConfig in "
+            "bitsandbytes.json, which packs them without further loss"
+        )
+
+
+class _Shapes:
+    """Names, dtypes and shapes of a packed weight's tensors, known before anything is packed."""
+
+    def __init__(self, shape: tuple[int, ...], grid: Grid, scheme: Scheme) -> None:
+        self.rows, self.columns = shape
+        self.scheme = scheme
+        self.groups = 1 if grid.group_size is None else self.columns // grid.group_size
+
+    def parts(self, dtype: torch.dtype) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
+        if self.scheme.kind == "fp8":
+            scale = (1,) if self.scheme.per_tensor else (self.rows, 1)
+            return [("weight", torch.float8_e4m3fn, (self.rows, self.columns)), ("weight_scale", dtype, scale)]
+        bits = self.scheme.bits
+        return [
+            ("weight_packed", torch.int32, (self.rows, -(-self.columns * bits // 32))),
+            ("weight_scale", dtype, (self.rows, self.groups)),
+            ("weight_shape", torch.int64, (2,)),
+        ]
+
+
+def stored_scale(place: Place, grid: Grid, scheme: Scheme, dtype: torch.dtype) -> torch.Tensor:
+    """Scales as they are stored: (out, groups), or (1,) for one a tensor."""
+    if scheme.per_tensor:
+        return grid.scale.view(1).to(dtype)
+    return rows_of(grid.scale, place.rows).to(dtype)
+
+
+def pack(place: Place, weight: torch.Tensor, grid: Grid, scheme: Scheme) -> dict[str, torch.Tensor]:
+    """A weight's codes as compressed-tensors packs them."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationScheme
+
+    scale = rows_of(grid.scale, "all" if scheme.per_tensor else place.rows).cpu()
+    numbers = rows_of(weight, place.rows).cpu()
+    state = {"weight": _on_grid(numbers, scale, scheme), "weight_scale": scale}
+    section = QuantizationScheme.model_validate(scheme.section(["Linear"]))
+    packed: dict[str, torch.Tensor] = BaseCompressor.get_value_from_registry(scheme.format).compress(state, section)
+    return packed
+
+
+def _on_grid(numbers: torch.Tensor, scale: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """Numbers (out, in), possibly rounded to 16 bits, moved to the exact grid point that they stand for.
+
+    A 16-bit rounding moves code 255 by less than half a step, so the nearest code is the right one at every width.
+    """
+    if scheme.kind == "fp8":
+        return (numbers / scale).to(torch.float8_e4m3fn).float() * scale
+    groups = numbers.unflatten(1, (scale.shape[1], -1))
+    codes = (groups / scale[..., None]).round_()
+    return (codes * scale[..., None]).flatten(1)
+
+
+def _new(name: str, dtype: torch.dtype, shape: tuple[int, ...], make: Callable[[], torch.Tensor]) -> NewTensor:
+    def data() -> bytes:
+        tensor = make().contiguous().cpu()
+        assert tuple(tensor.shape) == shape, f"{name}: {tuple(tensor.shape)}, announced {shape}"
+        assert tensor.dtype == dtype, f"{name}: {tensor.dtype}, announced {dtype}"
+        return tensor.view(torch.uint8).numpy().tobytes()
+
+    size = dtype.itemsize
+    for length in shape:
+        size *= length
+    return NewTensor(name, NAMES[dtype], shape, size, data)
+
+
+def _version() -> str:
+    """compressed-tensors' version. Raises InputError when it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("compressed-tensors")
+    except PackageNotFoundError as error:
+        raise InputError(
+            "packing needs compressed-tensors; pip install 'moeprune[compress]', or export with layout plain"
+        ) from error
