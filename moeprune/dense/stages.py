@@ -40,6 +40,11 @@ def through(
     held = _zeros_of_source(original, chain, weight.name, warnings)
     current, grid = original, None
     stages: list[Stage] = []
+    if statistics.hessian is not None and statistics.tokens < statistics.in_features:
+        warnings.append(
+            f"{weight.name}: {statistics.tokens} calibration tokens for {statistics.in_features} inputs, so the "
+            "Hessian has no full rank and damping decides what the data do not"
+        )
     energy = statistics.output_energy(original) if statistics.hessian is not None else 0.0
     for method in chain:
         result = method.compress(current, statistics, held=held, scale_dtype=dtype)
