@@ -1,5 +1,6 @@
 """The report of one run: report.html (self-contained), report.md and figures/*.png, from the run directory alone."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from moeprune.artifacts.files import whole_file, write_text
@@ -8,15 +9,17 @@ from moeprune.experiment import report_pictures, report_result, report_summary
 from moeprune.experiment.report_parts import Report, render
 from moeprune.experiment.run_record import RunRecord, read_run
 
+FORMATS = ("html", "md")
 
-def write_report(run_dir: Path) -> Path:
-    """The path of report.html, written with report.md and figures/*.png into the run directory.
+
+def write_report(run_dir: Path, *, formats: Collection[str] = FORMATS) -> Path:
+    """The path of report.html (or of report.md alone), written into the run directory; Markdown brings figures/*.png.
 
     Reads config.yaml, run.json, plan.json, baselines/*/plan.json, metrics.json and the statistics file that run.json
     names; what is not there is said in the report. Raises InputError when the directory is no run directory.
     """
     record = read_run(run_dir)
-    return save_report(run_report(record), record.directory)
+    return save_report(run_report(record), record.directory, formats=formats)[0]
 
 
 def run_report(record: RunRecord) -> Report:
@@ -35,19 +38,27 @@ def run_report(record: RunRecord) -> Report:
     return Report(record.name, _subtitle(record), report_summary.verdict(record), sections)
 
 
-def save_report(report: Report, directory: Path) -> Path:
-    """Write the three forms of a report; figures of an earlier one that this one has not are removed."""
-    drawn = directory / "figures"
+def save_report(report: Report, directory: Path, *, formats: Collection[str] = FORMATS) -> list[Path]:
+    """The paths of report.html and report.md, as asked for; figures/*.png of an earlier report that has gone go too."""
+    written = []
+    if "html" in formats:
+        write_text(directory / "report.html", render(report, "report.html.jinja"))
+        written.append(directory / "report.html")
+    if "md" in formats:
+        _save_figures(report, directory / "figures")
+        write_text(directory / "report.md", render(report, "report.md.jinja"))
+        written.append(directory / "report.md")
+    return written
+
+
+def _save_figures(report: Report, directory: Path) -> None:
     stems = {picture.stem for picture in report.pictures}
     for picture in report.pictures:
-        with whole_file(drawn / f"{picture.stem}.png") as beside:
+        with whole_file(directory / f"{picture.stem}.png") as beside:
             beside.write_bytes(picture.images["light"])
-    for old in drawn.glob("*.png"):
+    for old in directory.glob("*.png"):
         if old.stem not in stems:
             old.unlink()
-    write_text(directory / "report.md", render(report, "report.md.jinja"))
-    write_text(directory / "report.html", render(report, "report.html.jinja"))
-    return directory / "report.html"
 
 
 def _subtitle(record: RunRecord) -> str:

@@ -8,10 +8,13 @@ from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, ClassVar
 
-from moeprune.experiment.figure_style import THEMES, Theme, png
+from moeprune.experiment.figure_style import DPI, THEMES, Theme, png
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+PAGE_DPI = 120  # a figure of the full width fills the page's column
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,11 @@ class Picture:
     def images(self) -> dict[str, bytes]:
         """PNG bytes by theme."""
         return {theme.name: png(self.draw, theme) for theme in THEMES}
+
+    @property
+    def pixels_wide(self) -> int:
+        """The width at which the page shows it, so that small figures are not blown up."""
+        return round(int.from_bytes(self.images["light"][16:20], "big") / DPI * PAGE_DPI)
 
     def data_uri(self, theme: str) -> str:
         return "data:image/png;base64," + base64.b64encode(self.images[theme]).decode()

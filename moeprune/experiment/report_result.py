@@ -94,7 +94,7 @@ def methods(record: RunRecord) -> Section:
     if any(method.measure("generation/loop_rate") for method in record.methods):
         columns["#Loop rate"] = _column(record, "generation/loop_rate")
     own = record.methods[0]
-    rows = [
+    rows: list[list[str | Cell]] = [
         [f"**{method.name}**" if method is own else method.name, *(c[i] for c in columns.values()), _same(method, own)]
         for i, method in enumerate(record.methods)
     ]

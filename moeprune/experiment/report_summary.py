@@ -34,9 +34,9 @@ def _removed(plan: PrunePlan) -> str:
         gone, experts = pairs.pop()
         where = f"each of the {count} MoE layers" if count > 1 else "the one MoE layer"
         return f"{gone} of {experts} experts in {where}"
-    gone = [len(layer.pruned) for layer in plan.layers]
+    counts = [len(layer.pruned) for layer in plan.layers]
     total = sum(layer.num_experts for layer in plan.layers)
-    return f"{sum(gone)} of {total} experts, {min(gone)} to {max(gone)} in each of the {count} MoE layers"
+    return f"{sum(counts)} of {total} experts, {min(counts)} to {max(counts)} in each of the {count} MoE layers"
 
 
 def _domain_costs(record: RunRecord) -> list[str]:
@@ -160,7 +160,7 @@ def _budget(budget: Mapping[str, Any]) -> str:
 
 
 def _options(options: Mapping[str, Any]) -> str:
-    empty = (None, {}, [])
+    empty: tuple[Any, ...] = (None, {}, [])
     said = {k: v for k, v in options.items() if k != "name" and v not in empty and v is not False}
     rest = ", ".join(key if value is True else f"{key} {value}" for key, value in said.items())
     return f"{options.get('name', '')}" + (f" ({rest})" if rest else "")

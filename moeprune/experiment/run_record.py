@@ -1,7 +1,7 @@
 """What a run directory holds, read back for reports: whatever is there, and words for whatever is not."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -124,7 +124,7 @@ class RunRecord:
     def sizes(self) -> dict[str, float]:
         """Size metrics; those of the prune stage when the run was not evaluated."""
         entry = self.stages.get("prune", {})
-        found = {}
+        found: dict[str, float] = {}
         for name in ("parameters", "bytes"):
             if entry.get(name) is not None and entry.get(f"{name}_base"):
                 found |= {f"size/{name}": float(entry[name]), f"size/{name}/base": float(entry[f"{name}_base"])}
@@ -189,8 +189,13 @@ def perplexity(metrics: Mapping[str, float], domain: str) -> Measure | None:
     return Measure(math.exp(nll.value), *ends)
 
 
-def read_run(directory: Path) -> RunRecord:
-    """Everything a run directory holds. Raises InputError when it holds neither config.yaml nor run.json."""
+def read_run(
+    directory: Path, *, load_statistics: Callable[[Path], RoutingStatistics] = RoutingStatistics.load
+) -> RunRecord:
+    """Everything a run directory holds. Raises InputError when it holds neither config.yaml nor run.json.
+
+    Runs of a grid share recordings: pass a `load_statistics` that remembers.
+    """
     directory = Path(directory)
     if not (directory / "config.yaml").is_file() and not (directory / "run.json").is_file():
         raise InputError(f"{directory}: not a run directory (no config.yaml, no run.json); give one that `run` made")
@@ -210,7 +215,7 @@ def read_run(directory: Path) -> RunRecord:
         plan=reader.take("plan.json", PrunePlan.load),
         baselines={label: plan for label, plan in baselines.items() if plan is not None},
         metrics=reader.take("metrics.json", load_metrics) or {},
-        statistics=reader.take(statistics_path, RoutingStatistics.load) if statistics_path else None,
+        statistics=reader.take(statistics_path, load_statistics) if statistics_path else None,
         missing=tuple(reader.missing),
     )
 

@@ -21,13 +21,16 @@ KL = {"agent": (0.021, 0.115), "python": (0.19, 0.27), "prose": (1.42, 1.55)}  #
 NLL = {"agent": 0.262, "python": 2.708, "prose": 3.538}
 
 
-def layer_sums(experts: int, top_k: int, tokens: int, *, dead: tuple[int, ...], seed: int) -> list[LayerStatistics]:
+def layer_sums(
+    experts: int, top_k: int, tokens: int, *, dead: tuple[int, ...], seed: int, draw: int
+) -> list[LayerStatistics]:
     """Sums of two halves of one layer; experts come in clusters of four that tend to fire together."""
     source = np.random.default_rng(seed)
     topics = source.normal(size=(experts // 4, 8))
     keys = np.repeat(topics, 4, axis=0) + 0.45 * source.normal(size=(experts, 8))
     loudness = np.exp(0.5 * source.normal(size=experts))
     directions = source.normal(size=(experts, 16))
+    source = np.random.default_rng([seed, draw])
     halves = []
     for half in range(2):
         count = tokens // 2 if half == 0 else tokens - tokens // 2
@@ -57,8 +60,10 @@ def layer_sums(experts: int, top_k: int, tokens: int, *, dead: tuple[int, ...], 
     return halves
 
 
-def statistics(*, layers: int = 4, experts: int = 32, top_k: int = 4, tokens: int = 6000) -> RoutingStatistics:
-    """Two domains, one dead expert in the second layer."""
+def statistics(
+    *, layers: int = 4, experts: int = 32, top_k: int = 4, tokens: int = 6000, draw: int = 0
+) -> RoutingStatistics:
+    """Two domains, one dead expert in the second layer; other draws are other recordings of the same model."""
     infos = tuple(Layer(f"model.layers.{i}.mlp", experts, top_k, routing="softmax, top-k") for i in range(layers))
     whole: dict[str, dict[str, LayerStatistics]] = {}
     half: dict[str, dict[str, LayerStatistics]] = {}
@@ -66,10 +71,11 @@ def statistics(*, layers: int = 4, experts: int = 32, top_k: int = 4, tokens: in
         whole[domain], half[domain] = {}, {}
         for index, info in enumerate(infos):
             dead = (5,) if index == 1 else ()
-            even, odd = layer_sums(experts, top_k, int(share * tokens), dead=dead, seed=100 * index + number // 2)
+            seed = 100 * index + number
+            even, odd = layer_sums(experts, top_k, int(share * tokens), dead=dead, seed=seed, draw=draw)
             whole[domain][info.name], half[domain][info.name] = even + odd, even
     manifest: dict[str, Any] = {
-        "key": "a81d5502c9ee",
+        "key": f"a81d5502c9e{draw:x}",
         "model": {"path": "reference", "model_type": "qwen3_moe", "fingerprint": "qwen3_moe-1f2e3d4c5b6a"},
         "domains": {
             "agent": {
