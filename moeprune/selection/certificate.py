@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from moeprune.selection import enumeration
 from moeprune.selection.branch import prove
-from moeprune.selection.enumeration import cheapest_set, number_of_sets
+from moeprune.selection.enumeration import cheapest_set, few_sets
 from moeprune.selection.objective import WorstOf
 from moeprune.selection.problem import Problem, Solution
 from moeprune.selection.reformulation import reformulation, row_bound
 from moeprune.selection.relaxation import scaled_program
 from moeprune.selection.reweighting import reweighted
 
-ENUMERATE = 20_000  # up to this many sets are simply all looked at
 NODE_EXPERTS = 60_000  # branch and bound spends this many nodes x experts on a certificate: a fraction of a second
 PROVED = 1e-9  # a relative gap below this is rounding: the set is optimal
 
@@ -33,7 +33,7 @@ def lower_bound(problem: Problem, incumbent: np.ndarray) -> Bound | None:
     The semidefinite bound, raised by a short branch and bound that ends after a fixed number of nodes (not of seconds,
     so that it is the same on every machine). `incumbent` is the best known set.
     """
-    if number_of_sets(problem) <= ENUMERATE:
+    if few_sets(problem, enumeration.ENUMERATE):
         best = cheapest_set(problem)
         assert best is not None
         return Bound(problem.objective.cost(best), "all sets")

@@ -2,18 +2,28 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations, islice
 
 import numpy as np
 
+from moeprune.selection.objective import WorstOf
 from moeprune.selection.problem import Problem
 
+ENUMERATE = 20_000  # sets that the swap solver and the certificate simply all look at: hundredths of a second
 CHUNK = 20_000
+SLOW = 50  # an objective without matrices costs about this much more a set
 
 
 def number_of_sets(problem: Problem) -> int:
     """Sets with the right counts; side constraints may forbid some of them."""
     return math.prod(math.comb(len(ids), int(count)) for ids, count in zip(problem.members(), problem.quota))
+
+
+def few_sets(problem: Problem, limit: int) -> bool:
+    """Whether looking at every set costs no more than looking at `limit` sets of a quadratic objective."""
+    slow = problem.objective.linear is None and not isinstance(problem.objective, WorstOf)
+    return number_of_sets(problem) * (SLOW if slow else 1) <= limit
 
 
 def cheapest_set(problem: Problem) -> np.ndarray | None:
@@ -37,9 +47,12 @@ def cheapest_set(problem: Problem) -> np.ndarray | None:
 
 def _costs(problem: Problem, sets: np.ndarray) -> np.ndarray:
     objective = problem.objective
+    points = sets.astype(float)
+    if isinstance(objective, WorstOf):
+        parts = [_costs(replace(problem, objective=part), sets) for part in objective.parts]
+        return np.max(np.array(parts) + np.array(objective.constants or 0.0).reshape(-1, 1), axis=0)
     if objective.linear is None:
         return np.array([objective.cost(one) for one in sets])
-    points = sets.astype(float)
     costs = points @ objective.linear
     if objective.quadratic is not None:
         costs = costs + ((points @ objective.quadratic) * points).sum(axis=1)

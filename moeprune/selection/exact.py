@@ -7,11 +7,11 @@ from pydantic import Field
 
 from moeprune.artifacts.errors import InputError
 from moeprune.selection.branch import prove
-from moeprune.selection.enumeration import cheapest_set, number_of_sets
+from moeprune.selection.enumeration import few_sets
 from moeprune.selection.problem import Problem, Solution
 from moeprune.selection.reformulation import reformulation
 from moeprune.selection.search import moves_of
-from moeprune.selection.solver import local_optimum
+from moeprune.selection.solver import enumerated, local_optimum
 from moeprune.selection.swap import Swap
 
 ENUMERATED_SETS = 200_000  # all of 10 of 20 experts
@@ -25,11 +25,8 @@ class Exact(Swap):
     max_nodes: int = Field(default=1_000_000, ge=1)
 
     def search(self, problem: Problem) -> Solution:
-        if number_of_sets(problem) <= ENUMERATED_SETS:
-            best = cheapest_set(problem)
-            assert best is not None
-            solution = local_optimum(moves_of(problem.objective), problem, [best], [])
-            return replace(solution, status="proved_optimal", bound=solution.cost)
+        if few_sets(problem, ENUMERATED_SETS):
+            return enumerated(problem)
         if problem.objective.quadratic is None:
             raise InputError(
                 f"selection.solver: beyond {ENUMERATED_SETS} sets exact needs a quadratic criterion; use swap"

@@ -116,7 +116,7 @@ def semidefinite(scaled: ConvexProgram, *, nonnegative: bool, warnings: list[str
     try:
         with catch_warnings():
             simplefilter("ignore")  # cvxpy warns of inaccurate ends; the repair makes them safe
-            program.solve(solver=cp.SCS, eps=1e-5, max_iters=5000)
+            program.solve(solver=cp.SCS, eps=1e-5, max_iters=5000 if size <= 128 else 2000)
     except cp.SolverError as error:
         warnings.append(f"SCS failed ({error}); {CHEAP}")
         return None

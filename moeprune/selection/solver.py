@@ -7,10 +7,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from moeprune.selection.constraints import cheapest_feasible
+from moeprune.selection.enumeration import cheapest_set
 from moeprune.selection.objective import is_modular
 from moeprune.selection.problem import Problem, Solution
 from moeprune.selection.relaxation import RelaxationFailed, round_to_quota, shifted, solve_convex
-from moeprune.selection.search import Moves, greedy_backward, greedy_forward, settle_ties
+from moeprune.selection.search import Moves, greedy_backward, greedy_forward, moves_of, settle_ties
 
 
 class Solver(BaseModel):
@@ -111,6 +112,14 @@ def random_set(problem: Problem, source: np.random.Generator) -> np.ndarray:
     for ids, count in zip(problem.members(), problem.quota):
         pruned[source.permutation(ids)[:count]] = True
     return pruned
+
+
+def enumerated(problem: Problem) -> Solution:
+    """The optimum of a small problem, by looking at every set."""
+    best = cheapest_set(problem)
+    assert best is not None
+    solution = local_optimum(moves_of(problem.objective), problem, [best], [])
+    return replace(solution, status="proved_optimal", bound=solution.cost)
 
 
 def best_of(moves: Moves, candidates: list[np.ndarray]) -> np.ndarray:

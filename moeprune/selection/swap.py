@@ -5,23 +5,28 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from moeprune.selection import enumeration
+from moeprune.selection.enumeration import few_sets
 from moeprune.selection.objective import WorstOf
 from moeprune.selection.problem import Problem, Solution
 from moeprune.selection.reweighting import reweighted
 from moeprune.selection.search import Moves, descend, moves_of
-from moeprune.selection.solver import Solver, best_of, greedy_ends, local_optimum, random_set, relaxed_set
+from moeprune.selection.solver import Solver, best_of, enumerated, greedy_ends, local_optimum, random_set, relaxed_set
 
 
 class Swap(Solver):
     """Best-improvement swap search from `starts` sets: greedy forward and backward, relaxed and rounded, random ones.
 
-    Stops where no exchange of one pruned and one kept expert lowers the cost, and returns the best of the ends.
+    Stops where no exchange of one pruned and one kept expert lowers the cost, and returns the best of the ends. Where
+    there are only a few thousand sets (half of up to 16 experts) it looks at all of them.
     """
 
     name: Literal["swap"] = "swap"
     starts: int = Field(default=16, ge=1, le=10_000)
 
     def search(self, problem: Problem) -> Solution:
+        if few_sets(problem, enumeration.ENUMERATE):
+            return enumerated(problem)
         warnings: list[str] = []
         moves = moves_of(problem.objective)
         return local_optimum(moves, problem, self.ends(moves, problem, warnings), warnings)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from moeprune.selection import certificate, reformulation
+from moeprune.selection import certificate, enumeration, reformulation
 from moeprune.selection.certificate import certified, lower_bound
 from moeprune.selection.objective import Quadratic
 from moeprune.selection.problem import problem
@@ -13,7 +13,7 @@ from tests.selection.cases import KINDS, brute_force, random_problem
 
 
 def test_bounds_are_never_above_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(certificate, "ENUMERATE", 0)
+    monkeypatch.setattr(enumeration, "ENUMERATE", 0)
     source = np.random.default_rng(2)
     tight = 0
     for number in range(500):
