@@ -182,7 +182,7 @@ def _check_must_keep(layer: Layer, kept: int, must_keep: tuple[int, ...]) -> Non
         if len(held) > quota:
             where = f" of router group {index}" if layer.num_groups > 1 else ""
             raise InputError(
-                f"{layer.name}: selection.budget.must_keep names {len(held)} experts{where} but "
+                f"{layer.name}: must_keep and protect_super_experts hold {len(held)} experts{where} but "
                 f"selection.budget.prune leaves {quota}; keep fewer of them or prune less"
             )
 

@@ -1,5 +1,7 @@
 """What a criterion is: options that turn the evidence of one layer into an objective."""
 
+from typing import ClassVar
+
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
@@ -11,6 +13,8 @@ class Criterion(BaseModel):
     """A criterion's options; `objective` does the work."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    needs: ClassVar[tuple[str, ...]] = ()  # statistics beyond the default ones (calibration.statistics: all)
 
     def objective(self, evidence: LayerEvidence) -> Objective:
         raise NotImplementedError

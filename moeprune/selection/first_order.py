@@ -5,7 +5,7 @@ tokens routed to expert e. An expert that was never routed scores 0.
 """
 
 import zlib
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -101,6 +101,7 @@ class ReapL2(FirstOrder):
 class EanCa(FirstOrder):
     """Norm of the mean routed output, ||sum f / N_e|| (REAP's reference code). Needs output_sum."""
 
+    needs: ClassVar[tuple[str, ...]] = ("output_sum",)
     name: Literal["ean_ca"] = "ean_ca"
 
     def scores(self, evidence: LayerEvidence) -> np.ndarray:
@@ -114,6 +115,7 @@ class Mone(FirstOrder):
     expert by its mean output is no part of a stock checkpoint: this is its score only.
     """
 
+    needs: ClassVar[tuple[str, ...]] = ("output_sum",)
     name: Literal["mone"] = "mone"
 
     def scores(self, evidence: LayerEvidence) -> np.ndarray:

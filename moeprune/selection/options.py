@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from moeprune.artifacts.errors import InputError
 from moeprune.selection.criteria import AnyCriterion, Hope
@@ -66,6 +66,12 @@ class SelectionOptions(BaseModel):
     criterion: AnyCriterion = Field(default_factory=Hope)
     budget: Budget = Field(default_factory=Budget)
     solver: AnySolver = Field(default_factory=Swap)
+
+    @model_validator(mode="after")
+    def _solver_fits(self) -> "SelectionOptions":
+        if self.solver.name == "slsqp" and self.criterion.name == "worst_domain":
+            raise ValueError("solver slsqp needs a quadratic criterion, worst_domain is none; use swap")
+        return self
 
     @classmethod
     def parse(cls, value: Mapping[str, Any], *, place: str = "selection") -> "SelectionOptions":

@@ -74,8 +74,8 @@ def _scores_under_constraints(problem: Problem) -> Solution:
     """A sum of scores under side constraints: one integer program."""
     pruned = cheapest_feasible(problem, scores_of(problem))
     assert pruned is not None
-    cost = problem.objective.cost(pruned)
-    return Solution(pruned, cost, "proved_optimal", bound=cost)
+    solution = local_optimum(moves_of(problem.objective), problem, [pruned], [])
+    return replace(solution, status="proved_optimal", bound=solution.cost)
 
 
 def greedy_ends(moves: Moves, problem: Problem) -> list[np.ndarray]:

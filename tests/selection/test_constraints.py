@@ -48,15 +48,18 @@ def _cases(draw: Any) -> tuple[RoutingStatistics, dict[str, Any]]:
         budget["keep_at_least"] = draw(st.sampled_from([0.2, 0.5, 0.7, {"b": 0.6}]))
     if draw(st.booleans()):
         budget["floor"] = draw(st.sampled_from([2, 0.4]))
+    if draw(st.booleans()):
+        budget["ceiling"] = draw(st.sampled_from([0.9, 0.6]))
+    budget["protect_super_experts"] = draw(st.booleans())
     solver = draw(st.sampled_from(["swap", "greedy", "relaxed", "thorough", "exact"]))
-    criterion = draw(st.sampled_from(["hope", "reap", "frequency"]))
+    criterion = draw(st.sampled_from(["hope", "worst_domain", "reap", "frequency"]))
     options = {"budget": budget, "solver": {"name": solver, "certificate": draw(st.booleans())}, "criterion": criterion}
     if solver == "thorough":
         options["solver"].update(rounds=2, starts=3)
     return statistics_of(layers, domains), options
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(_cases())
 def test_every_constraint_holds_or_is_named(case: tuple[RoutingStatistics, dict[str, Any]]) -> None:
     statistics, raw = case
@@ -89,6 +92,10 @@ def test_every_constraint_holds_or_is_named(case: tuple[RoutingStatistics, dict[
             assert len(kept) >= budget.floor
         elif budget.floor:
             assert len(kept) >= budget.floor * layer.num_experts - 1e-9
+        if budget.ceiling:
+            assert len(kept) <= budget.ceiling * layer.num_experts + 1e-9
+        if budget.protect_super_experts:
+            assert set(super_experts(gather(statistics, {})).get(layer.name, ())) <= set(layer.kept)
         shares = budget.keep_at_least or {}
         for domain, share in (shares if isinstance(shares, dict) else dict.fromkeys("ab", shares)).items():
             count = statistics.domains[domain][layer.name].count
