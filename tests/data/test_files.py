@@ -1,5 +1,6 @@
 """Nasty files: the right records, or the right place and reason, for each."""
 
+import gc
 import gzip
 import json
 from pathlib import Path
@@ -14,6 +15,12 @@ from moeprune.data.trajectories import load_tokens
 
 GOOD = b'{"text": "some words"}'
 BOM = b"\xef\xbb\xbf"
+
+
+@pytest.fixture(autouse=True)
+def no_old_garbage() -> None:
+    """Nothing left to finalise: a collection in the depth of nested brackets would find no stack for it."""
+    gc.collect()
 
 
 def found(path: Path) -> list[tuple[str, Any]]:
