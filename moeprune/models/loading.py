@@ -93,7 +93,7 @@ def load_tokenizer(directory: Path) -> Any:
 
 
 @contextmanager
-def _without_bars() -> Iterator[None]:
+def without_bars() -> Iterator[None]:
     """transformers draws a bar for every load, also into logs; ours are enough."""
     from transformers.utils import logging
 
@@ -107,18 +107,26 @@ def _without_bars() -> Iterator[None]:
 
 
 def load_model(options: ModelOptions, *, device: str = "auto") -> LoadedModel:
-    """The model in eval mode on the device, and its tokenizer. Raises InputError for a bad path or an unknown config."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
+    """The model in eval mode on the device, and its tokenizer. InputError for a bad path or an unknown config."""
     directory = local_directory(options)
     load_config(directory)
     place = device_of(device)
-    dtype: Any = options.dtype
-    if dtype == "auto":
-        dtype = "float32" if place == "cpu" else "auto"
-    if dtype != "auto":
-        dtype = getattr(torch, dtype)
-    with _without_bars():
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(place).eval()
+    with without_bars():
+        model = pretrained(directory, options.dtype, device=place).to(place)
     return LoadedModel(model, load_tokenizer(directory), directory)
+
+
+def pretrained(directory: Path, dtype: Dtype, *, device: str, **arguments: Any) -> Any:
+    """What transformers makes of the checkpoint, in eval mode, on the CPU unless `arguments` for it say otherwise.
+
+    dtype auto: float32 for a CPU, the checkpoint's own for a GPU.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    wanted: Any = dtype
+    if wanted == "auto":
+        wanted = "float32" if device == "cpu" else "auto"
+    if wanted != "auto":
+        wanted = getattr(torch, wanted)
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=wanted, **arguments).eval()

@@ -1,0 +1,134 @@
+"""The tensors of a suspended forward pass, on disk while it waits."""
+
+import ctypes
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SMALL = 2**16  # bytes that are not worth a file
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in a value made of tuples, lists, mappings and dataclasses, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for child in value.values():
+            yield from tensors_in(child)
+    elif isinstance(value, tuple | list):
+        for child in value:
+            yield from tensors_in(child)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from tensors_in(getattr(value, field.name))
+
+
+@dataclass
+class _File:
+    path: Path
+    tensor: "weakref.ref[torch.Tensor]"
+    version: int  # of the tensor when it was written
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return self.tensor() is tensor and self.version == tensor._version
+
+
+class Parked:
+    """What one forward pass holds while it waits: put away on disk, brought back before it goes on.
+
+    A tensor keeps its identity: its memory is emptied and filled again, so everything that refers to it, whoever that
+    is, sees what it saw. Tensors that were seen once are followed until nobody holds them any more.
+    """
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._directory, self._name = directory, name
+        self._seen: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._files: dict[int, _File] = {}
+        self._away: list[tuple[torch.Tensor, int, Path]] = []
+        self._number = 0
+
+    def follow(self, tensors: Iterable[torch.Tensor]) -> None:
+        for tensor in tensors:
+            for one in (tensor, tensor._base):
+                if one is not None:
+                    self._seen[id(one)] = weakref.ref(one)
+
+    def held(self, shared: set[int]) -> list[torch.Tensor]:
+        """One tensor for each piece of memory that is followed and alive, without those at the addresses `shared`."""
+        self._seen = {key: reference for key, reference in self._seen.items() if reference() is not None}
+        found: dict[int, torch.Tensor] = {}
+        for tensor in (reference() for reference in self._seen.values()):
+            if tensor is not None:
+                storage = tensor.untyped_storage()
+                if storage.resizable() and storage.nbytes() >= SMALL and storage.data_ptr() not in shared:
+                    found.setdefault(storage.data_ptr(), tensor)
+        return list(found.values())
+
+    def put_away(self, tensors: list[torch.Tensor]) -> None:
+        """Write the tensors that changed since they were last written, and empty the memory of all."""
+        assert not self._away
+        kept = {}
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            file = self._files.get(id(tensor))
+            if file is None or not file.holds(tensor):
+                file = self._write(tensor)
+            kept[id(tensor)] = file
+            self._away.append((tensor, storage.nbytes(), file.path))
+        for file in self._files.values():
+            if file not in kept.values():
+                file.path.unlink(missing_ok=True)
+        self._files = kept
+        for tensor, _, _ in self._away:
+            tensor.untyped_storage().resize_(0)
+
+    def bring_back(self) -> None:
+        """Fill the memory of everything that was put away."""
+        for tensor, size, path in self._away:
+            _fill(tensor, size, path)
+        self._away = []
+
+    def close(self) -> None:
+        """Remove the files, after the pass has ended; what somebody outside of it holds is filled first."""
+        away = [(weakref.ref(tensor), size, path) for tensor, size, path in self._away]
+        self._away = []
+        for reference, size, path in away:
+            tensor = reference()
+            if tensor is not None:
+                _fill(tensor, size, path)
+        for file in self._files.values():
+            file.path.unlink(missing_ok=True)
+
+    def _write(self, tensor: torch.Tensor) -> _File:
+        path = self._directory / f"{self._name}-{self._number}.bin"
+        self._number += 1
+        data = _as_bytes(tensor).cpu() if tensor.is_cuda else tensor
+        path.write_bytes(_view(data))
+        return _File(path, weakref.ref(tensor), tensor._version)
+
+
+def _fill(tensor: torch.Tensor, size: int, path: Path) -> None:
+    tensor.untyped_storage().resize_(size)
+    data = torch.empty(size, dtype=torch.uint8) if tensor.is_cuda else tensor
+    rest = _view(data)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(rest):
+            rest = rest[count:]
+    assert not rest, f"{path} was cut short"
+    if tensor.is_cuda:
+        _as_bytes(tensor).copy_(data)
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole memory behind a tensor as uint8."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def _view(tensor: torch.Tensor) -> memoryview:
+    """The whole memory behind a tensor on the CPU. By address, because numpy's view would forbid to empty it."""
+    storage = tensor.untyped_storage()
+    return memoryview((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())).cast("B")

@@ -1,0 +1,179 @@
+"""A model whose weights stay on disk: each of its modules gets them for as long as it computes."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moeprune.artifacts.errors import InputError
+from moeprune.models.conversion import WeightsOnDisk, keep, weights_left_out
+from moeprune.models.loading import ModelOptions, device_of, load_config, local_directory, pretrained, without_bars
+from moeprune.models.parked import tensors_in
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """One parameter or persistent buffer: where it is kept, and what stands there while its bytes are on disk."""
+
+    store: dict[str, Any]  # a module's _parameters or _buffers
+    key: str
+    empty: torch.Tensor
+
+    @property
+    def value(self) -> torch.Tensor:
+        return self.store[self.key]
+
+    @property
+    def is_empty(self) -> bool:
+        return self.value is self.empty
+
+
+class StreamedModel:
+    """A transformers model on the meta device and the weights that belong into it.
+
+    `layers` are the decoder layers by name, in forward order: the elements of the model's largest list of modules.
+    `stem` are the modules beside them that have weights; `containers` the weights of modules that layers lie in.
+    """
+
+    def __init__(self, model: Any, weights: WeightsOnDisk, device: str) -> None:
+        self.model, self.device = model, torch.device(device)
+        self._weights = weights
+        self.layers = decoder_layers(model)
+        self._slots = dict(_slots(model))
+        by_identity: dict[int, list[str]] = {}
+        for name, slot in self._slots.items():
+            by_identity.setdefault(id(slot.empty), []).append(name)
+        self._tied = {name: names for names in by_identity.values() for name in names}
+        self._require_complete()
+        self.stem, self.containers = self._beside_the_layers()
+
+    def _beside_the_layers(self) -> tuple[dict[str, list[str]], list[str]]:
+        """Module -> its own weights, for modules outside of decoder layers; and the weights of those around them."""
+        stem: dict[str, list[str]] = {}
+        for name in self._slots:
+            module = name.rpartition(".")[0]
+            if not self._inside_a_layer(module):
+                stem.setdefault(module, []).append(name)
+        for name in {self._tied[name][0] for names in stem.values() for name in names}:
+            self._stand_in(name)
+        self._outside = [module for name, module in self.model.named_modules() if not self._inside_a_layer(name)]
+        around = [module for module in stem if not module or self.layers[0].startswith(f"{module}.")]
+        return stem, [name for module in around for name in stem.pop(module)]
+
+    def _stand_in(self, name: str) -> None:
+        """Let what stands for a weight of the stem be on the device, without memory: the model's code may ask an
+        embedding for its device before it calls it. NaN, so that numbers that are used all the same are noticed."""
+        meta = self._slots[name].empty
+        number = torch.tensor(torch.nan if meta.is_floating_point() else 0).to(meta.dtype).to(self.device)
+        stand_in: Tensor = number.expand(meta.shape)
+        if isinstance(meta, nn.Parameter):
+            stand_in = nn.Parameter(stand_in, requires_grad=False)
+        keep(stand_in)
+        for other in self._tied[name]:
+            slot = replace(self._slots[other], empty=stand_in)
+            self._slots[other] = slot
+            slot.store[slot.key] = stand_in
+
+    def _inside_a_layer(self, module: str) -> bool:
+        return module.startswith(self.layers[0].removesuffix("0")) and module.count(".") >= self.layers[0].count(".")
+
+    @property
+    def names(self) -> list[str]:
+        """All parameters and persistent buffers."""
+        return list(self._slots)
+
+    def names_in(self, prefix: str) -> list[str]:
+        """Parameters and persistent buffers of a module and all below it."""
+        return [name for name in self._slots if name.startswith(prefix + ".")]
+
+    def fill(self, names: Iterable[str]) -> None:
+        """Read these parameters and buffers from disk; those that are there already stay."""
+        wanted = {self._source(name) for name in names if self._slots[name].is_empty}
+        with without_bars():
+            self._weights.load(wanted)
+        for source in wanted:
+            assert not self._slots[source].is_empty, source
+            value = self._slots[source].value
+            for name in self._tied[source]:
+                self._slots[name].store[self._slots[name].key] = value
+
+    def empty(self, names: Iterable[str]) -> None:
+        """Drop these parameters and buffers, and what is tied to them."""
+        for name in names:
+            for other in self._tied[name]:
+                slot = self._slots[other]
+                slot.store[slot.key] = slot.empty
+
+    def read_ahead(self, names: Iterable[str]) -> None:
+        self._weights.read_ahead({self._source(name) for name in names})
+
+    def _source(self, name: str) -> str:
+        """The one of the names tied to this one that is on disk."""
+        return next((other for other in self._tied[name] if self._weights.first_of(other) is not None), name)
+
+    def _require_complete(self) -> None:
+        lost = sorted(name for name in self._slots if self._weights.first_of(self._source(name)) is None)
+        if lost:
+            raise InputError(
+                f"{lost[0]}: no tensor on disk makes it; the checkpoint is incomplete or of another architecture"
+                + (f" ({len(lost)} parameters in all)" if len(lost) > 1 else "")
+            )
+
+    def bytes_of(self, names: Iterable[str]) -> int:
+        """Bytes in memory."""
+        return sum(self._slots[name].empty.nbytes for name in names)
+
+    def addresses(self) -> set[int]:
+        """Where the tensors that modules beside the layers hold lie in memory: weights, buffers, what they remember."""
+        values = (value for module in self._outside for value in vars(module).values())
+        held = (
+            tensor
+            for value in values
+            if isinstance(value, Tensor | dict | tuple | list)
+            for tensor in tensors_in(value)
+        )
+        return {tensor.untyped_storage().data_ptr() for tensor in held if not tensor.is_meta}
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of the largest decoder layer in memory."""
+        return max(self.bytes_of(self.names_in(layer)) for layer in self.layers)
+
+
+def open_streamed(options: ModelOptions, *, device: str = "auto") -> StreamedModel:
+    """The model of a checkpoint without its weights, as `load_model` would give it otherwise.
+
+    Raises InputError for a bad path, an unknown config and a checkpoint that does not fit the model.
+    """
+    directory = local_directory(options)
+    load_config(directory)
+    place = device_of(device)
+    with weights_left_out() as left_out, without_bars():
+        model = pretrained(directory, options.dtype, device=place, device_map={"": place})
+    return StreamedModel(model, left_out[0], place)
+
+
+def decoder_layers(model: nn.Module) -> list[str]:
+    """Names of the decoder layers, in order: the elements of the model's largest list of modules."""
+    sizes: dict[str, int] = {}
+    for name, module in model.named_modules():
+        inside = any(name.startswith(outer + ".") for outer in sizes)
+        if isinstance(module, nn.ModuleList) and not inside and len(module):
+            sizes[name] = sum(parameter.numel() for parameter in module.parameters())
+    if not sizes:
+        raise InputError(
+            f"{type(model).__name__}: has no list of decoder layers, so it cannot be streamed layer by layer"
+        )
+    largest = max(sizes, key=lambda name: sizes[name])
+    return [f"{largest}.{position}" for position in range(len(model.get_submodule(largest)))]  # type: ignore[arg-type]
+
+
+def _slots(model: nn.Module) -> Iterator[tuple[str, _Slot]]:
+    for path, module in model.named_modules():
+        transient = module._non_persistent_buffers_set
+        for store in (module._parameters, module._buffers):
+            for key, tensor in store.items():
+                if tensor is not None and not (store is module._buffers and key in transient):
+                    yield f"{path}.{key}" if path else key, _Slot(store, key, tensor)
