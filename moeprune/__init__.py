@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from moeprune.artifacts.statistics import Layer as Layer
     from moeprune.artifacts.statistics import LayerStatistics as LayerStatistics
     from moeprune.artifacts.statistics import RoutingStatistics as RoutingStatistics
-    from moeprune.checkpoint.writer import prune_checkpoint as prune
+    from moeprune.checkpoint.writer import prune_checkpoint as prune  # noqa: F401
     from moeprune.data.options import Domain as Domain
     from moeprune.data.options import Intake as Intake
     from moeprune.data.trajectories import TokenSet as TokenSet
     from moeprune.data.trajectories import load_tokens as load_tokens
-    from moeprune.evaluation.fidelity import fidelity as evaluate
+    from moeprune.evaluation.fidelity import fidelity as evaluate  # noqa: F401
     from moeprune.models.loading import ModelOptions as ModelOptions
     from moeprune.models.loading import load_model as load_model
     from moeprune.models.pruned import pruned as pruned

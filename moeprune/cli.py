@@ -67,8 +67,33 @@ def run(
     from moeprune.experiment.pipeline import run_file
 
     outcome = run_file(config, overrides or [], output=output, until=until, redo=redo)
-    summary = {"run": outcome.directory, "written": outcome.written, "metrics": outcome.metrics, "warnings": outcome.warnings}
+    summary = {
+        "run": outcome.directory,
+        "written": outcome.written,
+        "metrics": outcome.metrics,
+        "warnings": outcome.warnings,
+    }
     _finish(summary, outcome.written, as_json=as_json)
+
+
+@app.command()
+def grid(
+    config: Path,
+    overrides: Overrides = None,
+    only: Annotated[str | None, typer.Option(help="Runs whose name matches, e.g. 'hope-*'.")] = None,
+    workers: Annotated[int, typer.Option(help="Processes on this machine.")] = 1,
+    output: Annotated[Path, typer.Option(help="Directory of grid directories.")] = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """Every run of a grid, resumed run by run, and their comparison."""
+    _start(as_json)
+    from moeprune.experiment.grid import run_grid
+
+    outcome = run_grid(config, overrides or [], output=output, pattern=only, workers=workers)
+    summary = {"grid": outcome.directory, "done": outcome.done, "failed": outcome.failed, "report": outcome.report}
+    _finish(summary, outcome.report, as_json=as_json)
+    if outcome.failed:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -136,7 +161,9 @@ def select(
     hope = {"product": product, "normalise": normalise, "pairwise": False if no_pairwise else None}
     budget = {"prune": prune, "scope": scope, "multiple_of": multiple_of, "must_keep": must_keep or []}
     solving = {"name": solver, "certificate": certificate, "seed": seed}
-    summary = select_file(statistics, output, criterion=criterion, hope=hope, budget=budget, solver=solving, mix=mix or [])
+    summary = select_file(
+        statistics, output, criterion=criterion, hope=hope, budget=budget, solver=solving, mix=mix or []
+    )
     _finish(summary, output, as_json=as_json)
 
 
@@ -165,7 +192,9 @@ def evaluate(
     against: Annotated[str | None, typer.Option(help="The unpruned teacher of a pruned checkpoint.")] = None,
     data: Annotated[list[str] | None, typer.Option(help="NAME=PATH; may be given again.")] = None,
     speed: Annotated[bool, typer.Option("--speed", help="Also measure prefill and decode speed.")] = False,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The metrics to write (.json).")] = Path("metrics.json"),
+    output: Annotated[Path, typer.Option("-o", "--output", help="The metrics to write (.json).")] = Path(
+        "metrics.json"
+    ),
     as_json: Json = False,
 ) -> None:
     """Fidelity to the unpruned model on held-out data, worst domain first."""

@@ -47,7 +47,12 @@ def steps(tmp_path_factory):
 
 def test_the_last_line_is_the_path_of_what_was_written(steps):
     folder, done = steps
-    for name, written in [("record", "s.safetensors"), ("select", "plan.json"), ("prune", "smaller"), ("evaluate", "metrics.json")]:
+    for name, written in [
+        ("record", "s.safetensors"),
+        ("select", "plan.json"),
+        ("prune", "smaller"),
+        ("evaluate", "metrics.json"),
+    ]:
         assert done[name].returncode == 0, done[name].stderr
         assert done[name].stdout.splitlines()[-1] == written
         assert (folder / written).exists()

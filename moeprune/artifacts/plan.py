@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json, write_json
 
-FORMAT = "moeprune.plan/1"
+FORMAT: Literal["moeprune.plan/1"] = "moeprune.plan/1"
 Status = Literal["proved_optimal", "certified_gap", "local_optimum", "time_limit", "not_converged"]
 
 

@@ -80,7 +80,10 @@ def _combine(parts: list[LayerStatistics], weights: Iterable[float]) -> LayerSta
         if any(array is None for array in arrays):
             values[name] = None
             continue
-        terms = [array if weight == 1 else -array if weight == -1 else array * weight for array, weight in zip(arrays, weights)]
+        terms = [
+            array if weight == 1 else -array if weight == -1 else array * weight
+            for array, weight in zip(arrays, weights)
+        ]
         total = terms[0]
         for term in terms[1:]:
             total = total + term
@@ -116,7 +119,9 @@ class RoutingStatistics:
         weights = dict(weights or {})
         for domain, weight in weights.items():
             if domain not in self.domains:
-                raise InputError(f"selection.mix: unknown domain {domain!r}; the statistics hold {', '.join(self.domains)}")
+                raise InputError(
+                    f"selection.mix: unknown domain {domain!r}; the statistics hold {', '.join(self.domains)}"
+                )
             if not np.isfinite(weight) or weight < 0:
                 raise InputError(f"selection.mix.{domain}: {weight} is not a weight; give a finite number >= 0")
         used = {domain: weights.get(domain, 1.0) for domain in self.domains}
@@ -148,7 +153,9 @@ class RoutingStatistics:
 
         # Counts of records and tokens are in each manifest; the sum keeps both, in order.
         manifest = {**self.manifest, "key": _joint_key(self.key, other.key), "domains": _merge_domains(self, other)}
-        return RoutingStatistics(manifest, self.layers, merge(self.domains, other.domains), merge(self.half, other.half))
+        return RoutingStatistics(
+            manifest, self.layers, merge(self.domains, other.domains), merge(self.half, other.half)
+        )
 
     def save(self, path: Path) -> None:
         """Write one .safetensors file, whole or not at all."""
@@ -177,7 +184,9 @@ class RoutingStatistics:
         except (SafetensorError, json.JSONDecodeError) as error:
             raise InputError(f"{path}: not a readable statistics file ({error}); record again") from error
         if manifest.get("format") != FORMAT:
-            raise InputError(f"{path}: format {manifest.get('format')!r}, expected {FORMAT!r}; make one with `moeprune record`")
+            raise InputError(
+                f"{path}: format {manifest.get('format')!r}, expected {FORMAT!r}; make one with `moeprune record`"
+            )
         layers = tuple(Layer(**layer) for layer in manifest["layers"])
         domains: dict[str, dict[str, LayerStatistics]] = {}
         half: dict[str, dict[str, LayerStatistics]] = {}
@@ -217,7 +226,9 @@ def _merge_domains(a: RoutingStatistics, b: RoutingStatistics) -> dict[str, Any]
 def _add_counts(a: Any, b: Any) -> Any:
     """Numbers add, mappings merge key by key, lists join; anything else keeps the first value."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return {key: _add_counts(a[key], b[key]) if key in a and key in b else a.get(key, b.get(key)) for key in {**a, **b}}
+        return {
+            key: _add_counts(a[key], b[key]) if key in a and key in b else a.get(key, b.get(key)) for key in {**a, **b}
+        }
     if isinstance(a, bool) or isinstance(b, bool):
         return a
     if isinstance(a, int | float) and isinstance(b, int | float):

@@ -50,7 +50,9 @@ def _walk(model: type[BaseModel], location: Sequence[str | int]) -> tuple[Path, 
                 continue
         keys.append(part)
         if not isinstance(part, int) and not is_last:
-            candidates = [s for m in candidates if part in m.model_fields for s in _models(m.model_fields[part].annotation)]
+            candidates = [
+                s for m in candidates if part in m.model_fields for s in _models(m.model_fields[part].annotation)
+            ]
     return tuple(keys), candidates
 
 

@@ -28,10 +28,10 @@ def speak(*, quiet: bool = False) -> None:
     LOGGER.setLevel(logging.INFO)
     LOGGER.propagate = False
     if not any(getattr(handler, "for_people", False) for handler in LOGGER.handlers):
-        handler = logging.StreamHandler(sys.stderr)
-        handler.for_people = True  # type: ignore[attr-defined]
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        LOGGER.addHandler(handler)
+        speaker = logging.StreamHandler(sys.stderr)
+        speaker.for_people = True  # type: ignore[attr-defined]
+        speaker.setFormatter(logging.Formatter("%(message)s"))
+        LOGGER.addHandler(speaker)
     for handler in LOGGER.handlers:
         if getattr(handler, "for_people", False):
             handler.setLevel(logging.WARNING if quiet else logging.INFO)

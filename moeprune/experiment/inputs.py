@@ -24,6 +24,18 @@ class Inputs:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
 
+    def borrow(self, other: "Inputs") -> None:
+        """Use what another run of the same model, calibration and evaluation has already made."""
+        for name in self._SHARED & set(other.__dict__):
+            self.__dict__[name] = other.__dict__[name]
+
+    _SHARED = frozenset(
+        [
+            *("directory", "checkpoint", "fingerprint", "loaded", "tokenizer", "device_type"),
+            *("calibration", "evaluation", "model_identity", "calibration_identity", "evaluation_identity"),
+        ]
+    )
+
     @cached_property
     def directory(self) -> Path:
         """The checkpoint's directory; its config is a supported MoE family."""
@@ -62,22 +74,25 @@ class Inputs:
         options = self.config.calibration
         return load_tokens(options.domains, self.tokenizer, options, part=part, holdout=self.holdout)
 
+    @property
+    def evaluation_part(self) -> Part:
+        """A path that evaluation names is read whole; of a calibration path the held-out share is taken."""
+        return "heldout" if self.config.evaluation.domains is None else "all"
+
     @cached_property
     def evaluation(self) -> TokenSet:
-        part: Part = "heldout" if self.config.evaluation.domains is None else "all"
-        return self._evaluation_tokens(part)
-
-    def _evaluation_tokens(self, part: Part) -> TokenSet:
-        # A reference: path keeps its held-out text in files of its own; a path that evaluation names is read whole.
+        # A reference: path keeps its held-out text in files of its own.
         reference = [d for d in self.evaluation_domains if d.path.startswith("reference:")]
         others = [d for d in self.evaluation_domains if not d.path.startswith("reference:")]
-        sets = []
-        for domains, which in ((reference, "heldout"), (others, part)):
-            if domains:
-                options = self.config.calibration
-                sets.append(load_tokens(domains, self.tokenizer, options, part=which, holdout=self.holdout))
+        groups: list[tuple[list[Domain], Part]] = [(reference, "heldout"), (others, self.evaluation_part)]
+        sets = [
+            load_tokens(domains, self.tokenizer, self.config.calibration, part=part, holdout=self.holdout)
+            for domains, part in groups
+            if domains
+        ]
         sequences = tuple(sequence for tokens in sets for sequence in tokens.sequences)
-        return TokenSet(sequences, {name: value for tokens in sets for name, value in tokens.manifest.items()})
+        manifest = {name: told for tokens in sets for name, told in tokens.manifest.items()}
+        return TokenSet(sequences, manifest, tuple(warning for tokens in sets for warning in tokens.warnings))
 
     @property
     def evaluation_domains(self) -> Sequence[Domain]:
@@ -93,8 +108,12 @@ class Inputs:
         assert self.layers
 
     def inspect(self) -> None:
-        """Refuse a model or a budget that cannot work, before data is read or weights are loaded."""
+        """Refuse a model, a budget or a ruler that cannot work, before data is read or weights are loaded."""
         layer_budgets(self.layers, self.config.selection.budget)
+        if self.config.evaluation.harness:
+            from moeprune.evaluation.harness import require_tasks
+
+            require_tasks(self.config.evaluation.harness)
 
     @cached_property
     def model_identity(self) -> list[Any]:

@@ -107,7 +107,7 @@ def families_table() -> Description:
     from moeprune.models.families import FAMILIES, VERIFIED_WITH
 
     same = transformers.__version__.startswith(VERIFIED_WITH + ".")
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"model_type": row.model_type, "verified": row.verified and same, "how": row.how, "routing": row.routing}
         for row in FAMILIES.values()
     ]

@@ -1,15 +1,19 @@
 """One run: record -> select -> prune -> evaluate -> report. Each stage is done once and found again by its key."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.plan import PrunePlan
 from moeprune.config.load import load_run
 from moeprune.config.schema import RunConfig
 from moeprune.experiment import stages
 from moeprune.experiment.console import logged, say
 from moeprune.experiment.inputs import Inputs
 from moeprune.experiment.runs import STAGES, Run, locked
+
+Measuring = Callable[[Inputs, Mapping[str, PrunePlan]], stages.Measured] | None
 
 
 @dataclass(frozen=True)
@@ -23,15 +27,22 @@ class Outcome:
 
 
 def run_pipeline(
-    config: RunConfig, directory: Path, *, shared: Path | None = None, until: str = "report", redo: str | None = None
+    config: RunConfig,
+    directory: Path,
+    *,
+    shared: Path | None = None,
+    until: str = "report",
+    redo: str | None = None,
+    inputs: Inputs | None = None,
+    measuring: Measuring = None,
 ) -> Outcome:
     """Run every stage up to `until`; stages that are done under the same key are reused.
 
     directory: of this run; shared: of recordings that several runs use (default: `shared/` beside the run).
-    redo: this stage and those after it run again.
+    redo: this stage and those after it run again. inputs, measuring: what a grid shares between its runs.
     Raises InputError for bad input, before the expensive stage.
     """
-    inputs = Inputs(config)
+    inputs = inputs or Inputs(config)
     inputs.inspect()
     run = Run.open(directory, config)
     shared = shared or directory.parent / "shared"
@@ -40,14 +51,14 @@ def run_pipeline(
             run.forget(redo)
         finished = False
         try:
-            outcome = _run(run, inputs, shared, STAGES.index(until))
+            outcome = _run(run, inputs, shared, STAGES.index(until), measuring)
             finished = True
         finally:
             run.close(0 if finished else 1)
         return outcome
 
 
-def _run(run: Run, inputs: Inputs, shared: Path, last: int) -> Outcome:
+def _run(run: Run, inputs: Inputs, shared: Path, last: int, measuring: Measuring) -> Outcome:
     say(f"run: {run.directory}")
     statistics = stages.record_stage(run, inputs, shared)
     if last == STAGES.index("record"):
@@ -58,7 +69,7 @@ def _run(run: Run, inputs: Inputs, shared: Path, last: int) -> Outcome:
     sizes = stages.prune_stage(run, inputs, plans[stages.OWN])
     if last == STAGES.index("prune"):
         return _outcome(run, {}, run.directory / "checkpoint")
-    metrics = stages.evaluate_stage(run, inputs, plans, sizes)
+    metrics = stages.evaluate_stage(run, inputs, plans, sizes, measuring=measuring)
     if last == STAGES.index("evaluate"):
         return _outcome(run, metrics, run.directory / "metrics.json")
     return _outcome(run, metrics, stages.report_stage(run, plans, metrics))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from moeprune.artifacts.errors import InputError
+from moeprune.config.grid import is_grid, load_grid
 from moeprune.config.load import load_run
 from moeprune.experiment.console import say, warn
 from moeprune.experiment.inputs import Inputs
@@ -17,6 +18,8 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
 
     Raises InputError for everything that would stop the run.
     """
+    if is_grid(path):
+        return _check_grid(path, overrides)
     config = load_run(path, overrides)
     inputs = Inputs(config)
     budgets = layer_budgets(inputs.layers, config.selection.budget)
@@ -26,8 +29,9 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
     data = {part: _describe_data(inputs, part) for part in ("calibration", "evaluation")}
     estimate = estimate_pass(inputs)
     say(
-        f"estimate: {estimate['weight_bytes'] / 1e9:.2f} GB of weights in memory, {estimate['statistics_bytes'] / 1e6:,.1f} MB "
-        f"of statistics; recording {estimate['tokens']:,} tokens takes about {estimate['seconds']:,.0f} s on this machine"
+        f"estimate: {estimate['weight_bytes'] / 1e9:.2f} GB of weights in memory, "
+        f"{estimate['statistics_bytes'] / 1e6:,.1f} MB of statistics; recording {estimate['tokens']:,} tokens takes "
+        f"about {estimate['seconds']:,.0f} s on this machine"
     )
     summary: dict[str, Any] = {
         "config": config.model_dump(mode="json"),
@@ -39,6 +43,20 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
     if memory is not None:
         summary["fits"] = fitting(inputs, parse_bytes(memory))
     return summary
+
+
+def _check_grid(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """The names of a grid's runs, each with a model and a budget that work."""
+    runs = load_grid(path, overrides)
+    first = Inputs(next(iter(runs.values())))
+    for config in runs.values():
+        inputs = Inputs(config)
+        if config.model == first.config.model:
+            inputs.borrow(first)
+        inputs.inspect()
+    for name in runs:
+        say(f"run: {name}")
+    return {"runs": list(runs)}
 
 
 def _describe_data(inputs: Inputs, part: str) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from moeprune.artifacts.metrics import save_metrics
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.artifacts.statistics import RoutingStatistics
 from moeprune.checkpoint.writer import prune_checkpoint
+from moeprune.data.options import Domain, Part
 from moeprune.data.trajectories import load_records
-from moeprune.evaluation.fidelity import compare_plans
 from moeprune.evaluation.agent import agent_questions
+from moeprune.evaluation.fidelity import compare_plans
 from moeprune.evaluation.generation import agent_task, loop_rate
 from moeprune.experiment.console import progress, say, warn
 from moeprune.experiment.inputs import Inputs
@@ -25,6 +26,7 @@ from moeprune.selection.select import select
 
 OWN = "own"  # label of the run's own criterion among the plans that are measured together
 Entry = dict[str, Any]
+Measured = tuple[dict[str, dict[str, float]], list[str]]  # label -> metrics; what their readers must know
 
 
 def _stage(run: Run, name: str, key: str, work: Callable[[], tuple[Entry, list[str]]]) -> Entry:
@@ -36,7 +38,8 @@ def _stage(run: Run, name: str, key: str, work: Callable[[], tuple[Entry, list[s
     started = time.monotonic()
     entry, warnings = work()
     for warning in warnings:
-        warn(warning)
+        if warning not in run.tracker.warnings:  # it has said those itself
+            warn(warning)
     entry = {"key": key, "seconds": round(time.monotonic() - started, 3), **entry}
     run.tracker.log({f"stage/{name}/seconds": entry["seconds"]})
     run.finish(name, entry, warnings)
@@ -59,10 +62,10 @@ def record_stage(run: Run, inputs: Inputs, shared: Path) -> RoutingStatistics:
         entry["tokens_per_second"] = statistics.manifest["tokens_per_second"]
         return entry, list(statistics.manifest["warnings"])
 
-    entry = _stage(run, "record", key, work)
+    _stage(run, "record", key, work)
     if not path.is_file():  # somebody cleaned the shared recordings
         run.forget("record")
-        entry = _stage(run, "record", key, work)
+        _stage(run, "record", key, work)
     return RoutingStatistics.load(path)
 
 
@@ -147,6 +150,10 @@ def prune_stage(run: Run, inputs: Inputs, plan: PrunePlan) -> Entry:
     target = run.directory / "checkpoint"
 
     def work() -> tuple[Entry, list[str]]:
+        if not options.save:
+            sizes = kept_sizes(inputs, plan)
+            say(f"prune: in memory only; {sizes['parameters']:,} of {sizes['parameters_base']:,} parameters stay")
+            return {"checkpoint": None, **sizes}, []
         with progress("writing", unit="bytes") as advance:
             report = prune_checkpoint(
                 inputs.directory,
@@ -154,7 +161,6 @@ def prune_stage(run: Run, inputs: Inputs, plan: PrunePlan) -> Entry:
                 target,
                 overwrite=True,  # the run's own directory
                 mtp=options.mtp,
-                dry_run=not options.save,
                 on_progress=advance,
                 provenance={"config": run.config.model_dump(mode="json"), "commit": run.record["commit"]},
             )
@@ -165,19 +171,44 @@ def prune_stage(run: Run, inputs: Inputs, plan: PrunePlan) -> Entry:
             "bytes_base": report.bytes_base,
         }
         say(f"prune: {report.parameters:,} of {report.parameters_base:,} parameters, {report.bytes / 1e6:,.1f} MB")
-        return {"checkpoint": "checkpoint" if options.save else None, **sizes}, list(report.warnings)
+        return {"checkpoint": "checkpoint", **sizes}, list(report.warnings)
 
     return _stage(run, "prune", key, work)
 
 
-def evaluate_stage(run: Run, inputs: Inputs, plans: Mapping[str, PrunePlan], sizes: Entry) -> dict[str, float]:
-    """metrics.json: the run's plan and its baselines against the unpruned model, on held-out data."""
+def kept_sizes(inputs: Inputs, plan: PrunePlan) -> Entry:
+    """Parameters and bytes with and without the pruned experts, from the checkpoint's headers; layers may differ."""
+    share = {layer.name: len(layer.kept) / layer.num_experts for layer in plan.layers}
+    sizes = dict.fromkeys(("parameters", "parameters_base", "bytes", "bytes_base"), 0.0)
+    for tensor in inputs.checkpoint.tensors:
+        kept = share[tensor.layer] if tensor.layer in share and tensor.role in ("expert", "fused", "router") else 1.0
+        for name, count in (("parameters", tensor.entry.elements), ("bytes", tensor.entry.size)):
+            sizes[f"{name}_base"] += count
+            sizes[name] += count * kept
+    return {name: round(total) for name, total in sizes.items()}
+
+
+def evaluation_key(inputs: Inputs, plans: Mapping[str, PrunePlan]) -> str:
     written = [plan.model_dump(mode="json", include={"layers"}) for plan in plans.values()]
-    key = stage_key("evaluate", inputs.model_identity, inputs.evaluation_identity, run.config.calibration, written)
+    return stage_key("evaluate", inputs.model_identity, inputs.evaluation_identity, inputs.config.calibration, written)
+
+
+def evaluate_stage(
+    run: Run,
+    inputs: Inputs,
+    plans: Mapping[str, PrunePlan],
+    sizes: Entry,
+    *,
+    measuring: Callable[[Inputs, Mapping[str, PrunePlan]], Measured] | None = None,
+) -> dict[str, float]:
+    """metrics.json: the run's plan and its baselines against the unpruned model, on held-out data.
+
+    measuring: where the measurements come from (default: `measure`); a grid measures several runs at once.
+    """
     path = run.directory / "metrics.json"
 
     def work() -> tuple[Entry, list[str]]:
-        measured, warnings = measure(inputs, plans)
+        measured, warnings = (measuring or measure)(inputs, plans)
         metrics = dict(measured[OWN])
         for label, values in measured.items():
             if label != OWN:
@@ -189,7 +220,7 @@ def evaluate_stage(run: Run, inputs: Inputs, plans: Mapping[str, PrunePlan], siz
         save_metrics(path, metrics)
         return {"metrics": "metrics.json"}, warnings
 
-    _stage(run, "evaluate", key, work)
+    _stage(run, "evaluate", evaluation_key(inputs, plans), work)
     return dict(read_json(path))
 
 
@@ -202,36 +233,48 @@ def size_metrics(sizes: Entry) -> dict[str, float]:
     }
 
 
-def measure(inputs: Inputs, plans: Mapping[str, PrunePlan]) -> tuple[dict[str, dict[str, float]], list[str]]:
+def measure(inputs: Inputs, plans: Mapping[str, PrunePlan]) -> Measured:
     """Label -> metrics of every plan, all measured on the same tokens and questions; and what readers must know."""
-    options, loaded = inputs.config.evaluation, inputs.loaded
-    tokens = inputs.evaluation
+    options, loaded, tokens = inputs.config.evaluation, inputs.loaded, inputs.evaluation
     with progress("evaluating") as advance:
         comparisons = compare_plans(
             loaded.model, plans, tokens, batch_tokens=inputs.config.runtime.batch_tokens, on_progress=advance
         )
     metrics = {label: comparison.metrics() for label, comparison in comparisons.items()}
-    warnings = [*tokens.warnings, *comparisons[OWN].warnings]
+    warnings = [*tokens.warnings, *next(iter(comparisons.values())).warnings]
     for task in options.tasks:
         say(f"evaluate: task {task}")
-        domain = next((d for d in inputs.evaluation_domains if d.name == task), None)
-        records = load_records(domain or _reference_domain(task), part="heldout")
-        questions, task_warnings = agent_questions(records, count=options.task_questions)
-        answered = agent_task(loaded.model, loaded.tokenizer, questions, plans, name=task)
+        questions, task_warnings = agent_questions(task_records(inputs, task), count=options.task_questions)
         warnings += task_warnings
-        for label, values in answered.items():
-            metrics[label] |= values
+        _merge(metrics, agent_task(loaded.model, loaded.tokenizer, questions, plans, name=task))
     if options.loops:
         say("evaluate: loop rate")
-        for label, values in loop_rate(loaded.model, loaded.tokenizer, tokens, plans).items():
-            metrics[label] |= values
+        _merge(metrics, loop_rate(loaded.model, loaded.tokenizer, tokens, plans))
+    if options.harness:
+        say(f"evaluate: lm-eval {', '.join(options.harness)}")
+        from moeprune.evaluation.harness import harness
+
+        _merge(metrics, harness(loaded.model, loaded.tokenizer, options.harness, plans))
+    if options.speed:
+        say("evaluate: speed")
+        from moeprune.evaluation.speed import speed
+
+        _merge(metrics, speed(loaded.model, plans, tokens))
     return metrics, warnings
 
 
-def _reference_domain(name: str) -> Any:
-    from moeprune.data.options import Domain
+def _merge(metrics: dict[str, dict[str, float]], more: Mapping[str, Mapping[str, float]]) -> None:
+    for label, values in more.items():
+        metrics[label].update(values)
 
-    return Domain(name=name, path=f"reference:{name}")
+
+def task_records(inputs: Inputs, task: str) -> list[dict[str, Any]]:
+    """The held-out records of a task: those of the evaluation domain of that name, else the reference's."""
+    own = next((domain for domain in inputs.evaluation_domains if domain.name == task), None)
+    domain = Domain(name=task, path=f"reference:{task}") if own is None else own
+    part: Part = "heldout" if domain.path.startswith("reference:") else inputs.evaluation_part
+    intake = inputs.config.calibration
+    return load_records(domain, part=part, intake=intake, tokenizer=inputs.tokenizer, holdout=inputs.holdout)
 
 
 def report_stage(run: Run, plans: Mapping[str, PrunePlan], metrics: Mapping[str, float]) -> Path:

@@ -1,6 +1,7 @@
 """The stages one by one, on files, for people who want one step: what the verbs of the command line do."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -107,34 +108,33 @@ def prune_directory(
 def evaluate_model(
     model: str, output: Path, *, plan: Path | None, against: str | None, data: Sequence[str], speed: bool
 ) -> dict[str, Any]:
-    """Write metrics of a pruned model: MODEL pruned in memory by a plan, or the checkpoint MODEL against its teacher."""
-    from moeprune.evaluation.fidelity import bounded_batch_tokens, compare, compare_plans, logits_of
+    """Write metrics of a pruned model: MODEL pruned in memory by a plan, or the checkpoint MODEL against a teacher."""
+    from moeprune.evaluation.fidelity import bounded_batch_tokens as bounded
+    from moeprune.evaluation.fidelity import compare, compare_plans, logits_of
+    from moeprune.evaluation.speed import compare_speed
     from moeprune.experiment.console import progress
+    from moeprune.models.pruned import pruned
 
     if (plan is None) == (against is None):
-        raise InputError(
-            "evaluate: give --plan PLAN (MODEL is the teacher) or --against TEACHER (MODEL is the pruned one)"
-        )
+        raise InputError("evaluate: give --plan PLAN (MODEL is the teacher) or --against TEACHER (MODEL is pruned)")
     require_writable(output, ".json")
-    teacher = against or model
-    named = [{"name": name, "path": path} for name, path in map(_named, data)] or _default_data(teacher)
-    value = {"model": {"path": teacher}, "evaluation": {"domains": named}}
-    inputs = Inputs(validate(RunConfig, value, place="evaluate"))
-    loaded_plan = PrunePlan.load(plan) if plan else None
-    if loaded_plan:
-        loaded_plan.require_model(inputs.fingerprint, model)
-    tokens = inputs.evaluation
+    teacher, student = _teacher_and_student(model, plan, against, data)
+    tokens = teacher.evaluation
+    whole = teacher.loaded.model
     with progress("evaluating") as advance:
-        if loaded_plan:
-            comparison = compare_plans(inputs.loaded.model, {"": loaded_plan}, tokens, on_progress=advance)[""]
+        if plan is not None:
+            chosen = PrunePlan.load(plan)
+            comparison = compare_plans(whole, {"": chosen}, tokens, on_progress=advance)[""]
+            subject = (whole, pruned(whole, chosen))
         else:
-            student = Inputs(validate(RunConfig, {"model": {"path": model}}, place="evaluate"))
-            size = bounded_batch_tokens(inputs.loaded.model, 8192)
-            logits = {"": logits_of(student.loaded.model)}
-            comparison = compare(
-                logits_of(inputs.loaded.model), logits, tokens, batch_tokens=size, on_progress=advance
-            )[""]
+            smaller = student.loaded.model
+            logits = {"": logits_of(smaller)}
+            size = bounded(whole, 8192)
+            comparison = compare(logits_of(whole), logits, tokens, batch_tokens=size, on_progress=advance)[""]
+            subject = (smaller, nullcontext())
     metrics = comparison.metrics()
+    if speed:
+        metrics |= compare_speed((whole, nullcontext()), {"": subject}, tokens)[""]
     save_metrics(output, metrics)
     warnings = [*tokens.warnings, *comparison.warnings]
     for warning in warnings:
@@ -142,18 +142,36 @@ def evaluate_model(
     return {"metrics_file": output, "metrics": metrics, "warnings": warnings}
 
 
+def _teacher_and_student(
+    model: str, plan: Path | None, against: str | None, data: Sequence[str]
+) -> tuple[Inputs, Inputs]:
+    teacher = model if plan is not None else str(against)
+    named = [{"name": name, "path": path} for name, path in map(_named, data)] or _default_data(teacher)
+    value = {"model": {"path": teacher}, "evaluation": {"domains": named}}
+    inputs = Inputs(validate(RunConfig, value, place="evaluate"))
+    if plan is not None:
+        PrunePlan.load(plan).require_model(inputs.fingerprint, model)
+    return inputs, Inputs(validate(RunConfig, {"model": {"path": model}}, place="evaluate"))
+
+
 def report_runs(runs: Sequence[Path], *, format: str) -> list[Path]:
-    """Write each run's report again; returns the files in the wanted format."""
+    """Write the reports of runs and grids again; returns the files in the wanted format."""
+    from moeprune.experiment.grid_report import write_grid_report
     from moeprune.experiment.report import write_report
 
-    if format not in ("html", "md"):
-        raise InputError(f"--format {format}: one of html, md")
+    if format not in ("html", "md", "csv"):
+        raise InputError(f"--format {format}: one of html, md, csv")
     written = []
     for directory in runs:
-        if not (directory / "run.json").is_file():
-            raise InputError(f"{directory}: no run.json; give the directory of a run")
-        write_report(directory)
-        written.append(directory / f"report.{format}")
+        if (directory / "grid.json").is_file():
+            written.append(write_grid_report(directory, formats=(format,)))
+        elif not (directory / "run.json").is_file():
+            raise InputError(f"{directory}: no run.json or grid.json; give the directory of a run or of a grid")
+        elif format == "csv":
+            raise InputError("--format csv compares runs: give the directory of a grid, or several runs in one grid")
+        else:
+            write_report(directory)
+            written.append(directory / f"report.{format}")
     return written
 
 

@@ -79,7 +79,9 @@ def router_weight(layer: MoELayer) -> torch.Tensor:
     """The router's projection (experts, hidden)."""
     weights = [p for p in layer.router.parameters() if p.ndim == 2 and p.shape[0] == layer.info.num_experts]
     if len(weights) != 1:
-        raise InputError(f"{layer.name}: expected one router weight with {layer.info.num_experts} rows, found {len(weights)}")
+        raise InputError(
+            f"{layer.name}: expected one router weight with {layer.info.num_experts} rows, found {len(weights)}"
+        )
     return weights[0]
 
 
@@ -90,7 +92,7 @@ def _known_types(config: Any) -> set[str]:
 
 
 def _is_experts(name: str, module: nn.Module) -> bool:
-    """Whether the module honours the shared experts contract of transformers 5 (argument names vary, the order does not)."""
+    """Whether the module honours the experts contract of transformers 5 (argument names vary, the order does not)."""
     if name.rpartition(".")[2] != "experts":
         return False
     parameters = list(inspect.signature(type(module).forward).parameters)[1:]
@@ -102,7 +104,9 @@ def _layer(model: nn.Module, experts_name: str, experts: nn.Module, family: Fami
     block = model.get_submodule(name)
     router = getattr(block, family.router, None)
     if not isinstance(router, nn.Module):
-        raise InputError(f"{name}: no router named {family.router!r} beside the experts; family {family.model_type} changed")
+        raise InputError(
+            f"{name}: no router named {family.router!r} beside the experts; family {family.model_type} changed"
+        )
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
     num_experts = {p.shape[0] for p in experts.parameters()}
     if len(num_experts) != 1:

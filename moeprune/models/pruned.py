@@ -1,4 +1,4 @@
-"""A model with only the kept experts, in memory: `with pruned(model, plan): ...`, bit for bit the original afterwards."""
+"""A model with only the kept experts, in memory: `with pruned(model, plan): ...`; afterwards it is as it was."""
 
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -16,7 +16,7 @@ COUNT_ATTRIBUTES = ("num_experts", "num_local_experts", "n_routed_experts", "moe
 
 
 class PrunedModel:
-    """Slices of every tensor with an expert axis, made once; entering and leaving swaps pointers, so it may be re-entered.
+    """Slices of every tensor with an expert axis, made once; entering and leaving swaps pointers, any number of times.
 
     While it is open the model behaves exactly like the exported checkpoint: the router has rows for the kept experts
     only, so its softmax, groups and renormalisation run over those (the sliced semantics, not a mask).
@@ -36,7 +36,9 @@ class PrunedModel:
         self._swap()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._swap()
 
     def _swap(self) -> None:
@@ -65,7 +67,11 @@ def _swaps(layer: MoELayer, kept: Sequence[int]) -> Iterator[tuple[dict[str, Any
                 if tensor is not None and axis is not None:
                     ids = torch.tensor(kept, device=tensor.device)
                     sliced = tensor.detach().index_select(axis, ids)
-                    yield store, name, nn.Parameter(sliced, requires_grad=False) if store is module._parameters else sliced
+                    yield (
+                        store,
+                        name,
+                        nn.Parameter(sliced, requires_grad=False) if store is module._parameters else sliced,
+                    )
         for name in COUNT_ATTRIBUTES:
             if module.__dict__.get(name) == count:
                 yield module.__dict__, name, len(kept)

@@ -18,7 +18,9 @@ class LayerSums:
     Everything follows from the gates g and the Gram matrix of a token's k expert outputs: its diagonal is n^2.
     """
 
-    def __init__(self, layer: Layer, *, device: torch.device, hidden: int, statistics: StatisticsChoice = "default") -> None:
+    def __init__(
+        self, layer: Layer, *, device: torch.device, hidden: int, statistics: StatisticsChoice = "default"
+    ) -> None:
         experts = layer.num_experts
         self.num_experts = experts
 
@@ -34,7 +36,9 @@ class LayerSums:
         self.output_max = torch.full((experts,), -torch.inf, dtype=torch.float64, device=device)
         self.output_sum = zeros(experts, hidden) if statistics == "all" else None
 
-    def add(self, index: torch.Tensor, gates: torch.Tensor, outputs: torch.Tensor, counted: torch.Tensor | None) -> None:
+    def add(
+        self, index: torch.Tensor, gates: torch.Tensor, outputs: torch.Tensor, counted: torch.Tensor | None
+    ) -> None:
         """Add one batch.
 
         index (tokens, k) expert ids, gates (tokens, k), outputs (tokens, k, hidden) before the gate, counted (tokens,)

@@ -44,16 +44,18 @@ def _compare(layer: MoELayer) -> Callable[..., None]:
             return torch.zeros_like(hidden)
 
         own = layer.experts.__dict__.get("forward")
-        layer.experts.forward = zero  # type: ignore[method-assign]
+        layer.experts.forward = zero
         try:
             rest = block.forward(*args, **kwargs)
         finally:
             if own is None:
                 del layer.experts.forward
             else:
-                layer.experts.forward = own  # type: ignore[method-assign]
+                layer.experts.forward = own
         if not seen:
-            raise RecordingError(f"{layer.name}: the block never called its experts; another implementation bypasses them")
+            raise RecordingError(
+                f"{layer.name}: the block never called its experts; another implementation bypasses them"
+            )
         whole, rest = (part[0] if isinstance(part, tuple) else part for part in (output, rest))
         parts = seen[0].reshape(whole.shape).float() + rest.float()
         difference = (whole.float() - parts).abs().max().item()

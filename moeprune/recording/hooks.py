@@ -7,7 +7,6 @@ result is f_e(t) for every routed pair. The weighted sum of the slots is what th
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -15,13 +14,16 @@ from moeprune.models.layers import MoELayer
 
 ROW_BLOCK = 4  # rows that a float32 matrix product on CPU works on at a time
 
-# (layer, expert ids (tokens, k), gates (tokens, k), outputs before the gate (tokens, k, hidden))
-Observer = Callable[[MoELayer, torch.Tensor, torch.Tensor, torch.Tensor], None]
+CHUNK_BYTES = 8 * 2**20  # of expert outputs held at a time on CPU: they stay in the cache until they are summed
+ROWS_AN_EXPERT = 64  # and no fewer on average, or the matrix products get slow
+
+# (layer, which rows of the call, expert ids (rows, k), gates (rows, k), outputs before the gate (rows, k, hidden))
+Observer = Callable[[MoELayer, slice, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
 @contextmanager
 def observed(layers: Sequence[MoELayer], observer: Observer) -> Iterator[None]:
-    """Inside, every call of a layer's experts reports to `observer`; outside, the model is untouched."""
+    """Inside, every call of a layer's experts reports to `observer`, chunk by chunk; outside, the model is untouched."""
     previous = [(layer, layer.experts.__dict__.get("forward")) for layer in layers]
     try:
         for layer in layers:
@@ -37,9 +39,13 @@ def observed(layers: Sequence[MoELayer], observer: Observer) -> Iterator[None]:
 
 def _expanded(layer: MoELayer, forward: Callable[..., torch.Tensor], observer: Observer) -> Callable[..., torch.Tensor]:
     def recorded(hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
-        outputs = slot_outputs(forward, hidden, top_k_index, top_k_weights)
-        observer(layer, top_k_index, top_k_weights, outputs)
-        return weighted_sum(outputs, top_k_weights).to(hidden.dtype)
+        result = torch.empty_like(hidden)
+        for rows in _chunks(layer, hidden):
+            index, weights = top_k_index[rows], top_k_weights[rows]
+            outputs = slot_outputs(forward, hidden[rows], index, weights)
+            observer(layer, rows, index, weights, outputs)
+            result[rows] = weighted_sum(outputs, weights)
+        return result
 
     recorded.unobserved = forward  # type: ignore[attr-defined]
     return recorded
@@ -57,11 +63,21 @@ def slot_outputs(
     tokens, top_k = index.shape
     slots = index.reshape(-1)
     fill = _filling(slots)
-    rows = hidden.new_zeros((len(slots) + len(fill), hidden.shape[-1]))
+    rows = hidden.new_empty((len(slots) + len(fill), hidden.shape[-1]))
+    rows[len(slots) :] = 0
     rows[: len(slots)].view(tokens, top_k, -1).copy_(hidden.unsqueeze(1).expand(-1, top_k, -1))
     ones = torch.ones((len(rows), 1), dtype=weights.dtype, device=weights.device)
     outputs = forward(rows, torch.cat([slots, fill]).unsqueeze(1), ones)
     return outputs[: len(slots)].view(tokens, top_k, -1)
+
+
+def _chunks(layer: MoELayer, hidden: torch.Tensor) -> list[slice]:
+    """The rows of a call in pieces whose expert outputs fit into a CPU's cache; one piece on other devices."""
+    rows = len(hidden)
+    if hidden.device.type == "cpu":
+        top_k, width = layer.info.top_k, hidden.shape[-1] * hidden.element_size()
+        rows = max(CHUNK_BYTES // (top_k * width), ROWS_AN_EXPERT * layer.info.num_experts // top_k)
+    return [slice(start, start + rows) for start in range(0, len(hidden), rows)]
 
 
 def _filling(slots: torch.Tensor) -> torch.Tensor:

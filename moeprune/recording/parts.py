@@ -1,4 +1,4 @@
-"""The state of a running recording on disk, committed after whole batches, so that a killed run goes on where it was."""
+"""The state of a running recording on disk, committed after whole batches: a killed run goes on where it was."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ class Parts:
         self._path = None if directory is None else directory / "part.safetensors"
         self._identity = identity
         self._seconds = commit_seconds
-        self._last = time.monotonic()
+        self._last, self._wait = time.monotonic(), commit_seconds
 
     def restore(self, make: Callable[[str, bool], dict[str, LayerSums]]) -> tuple[Sums, int]:
         """The sums so far and how many batches they hold; empty when there is no part of exactly these batches."""
@@ -49,9 +49,17 @@ class Parts:
             return {}, 0  # a part of an older version: record again rather than guess
         return sums, int(header["done"])
 
-    def commit(self, sums: Sums, done: int) -> None:
-        """Write the sums of the first `done` batches, at most once in `commit_seconds`."""
-        if self._path is None or time.monotonic() - self._last < self._seconds:
+    @property
+    def due(self) -> bool:
+        """Whether it is time to commit."""
+        return self._path is not None and time.monotonic() - self._last >= self._wait
+
+    def commit(self, sums: Sums, done: int, *, cost: float = 0.0) -> None:
+        """Write the sums of the first `done` batches, at most once in `commit_seconds`.
+
+        cost: seconds that were spent on more than the sums; the next commit waits for ten times that.
+        """
+        if self._path is None or not self.due:
             return
         tensors: dict[str, torch.Tensor] = {}
         for (domain, even), layers in sums.items():
@@ -60,7 +68,7 @@ class Parts:
         header = {"identity": self._identity, "done": done, "groups": [list(group) for group in sums]}
         with whole_file(self._path) as beside:
             save_file(tensors, beside, metadata={"part": json.dumps(header)})
-        self._last = time.monotonic()
+        self._last, self._wait = time.monotonic(), self._seconds and max(self._seconds, 10 * cost)
 
     def discard(self) -> None:
         """Remove the directory: the statistics file it led to is on disk."""

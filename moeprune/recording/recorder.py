@@ -1,8 +1,8 @@
 """Routing statistics of a model on a token set: the one pass that needs the model before selection."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,90 +42,132 @@ def record(
     parts do not rebuild the block, a layer loses routed slots, or an expert's output is not finite.
     """
     layers = find_moe_layers(model)
-    if not any(sequence.counted.any() for sequence in tokens.sequences):
-        raise InputError("calibration: no counted token in the whole set; nothing would be measured")
     fingerprint = model_fingerprint(model, layers)
-    recording = _Recording(model, layers, tokens.sequences, statistics)
+    recording = Recording(model, layers, tokens, statistics, device=model.device, fingerprint=fingerprint)
     batches = plan_batches(tokens.sequences, batch_tokens)
-    identity = identity_of([fingerprint, str(model.dtype), statistics, _digest(tokens.sequences), batches])
-    parts = Parts(partial, identity, commit_seconds=commit_seconds)
-    recording.run(batches, parts, on_progress)
-    extra = dict(manifest or {})
-    model_entry = {"model_type": model.config.model_type, "fingerprint": fingerprint, "dtype": str(model.dtype)}
-    extra["model"] = {**model_entry, **extra.get("model", {})}
-    extra |= {"statistics": statistics, "half_trajectories": "sha256 of the token ids is even"}
-    return recording.result({**extra, "domains": dict(tokens.manifest)})
+    parts = Parts(partial, recording.identity(batches), commit_seconds=commit_seconds)
+    done = recording.resume(parts)
+    with torch.no_grad(), observed(layers, recording.observe):
+        for number, batch in enumerate(batches[done:], start=done):
+            with ExitStack() as stack:
+                if number == done:  # the first batch of every process proves the hooks
+                    stack.enter_context(rebuilt(layers))
+                ids, attention = stack.enter_context(recording.batch(batch, layers))
+                # No lm_head: logits are not needed.
+                model.base_model(input_ids=ids, attention_mask=attention, use_cache=False)
+            parts.commit(recording.sums, number + 1)
+            if on_progress is not None:
+                on_progress(recording.size(batches[: number + 1]), recording.size(batches))
+    recording.check(batches)
+    return recording.result(manifest or {})
 
 
-class _Recording:
-    """The state of one pass: sums per (domain, half) and layer, and the batch that is running."""
+class Recording:
+    """The state of one pass: sums per (domain, half) and layer, and the batch that is running.
+
+    Raises InputError when no token counts.
+    """
 
     def __init__(
-        self, model: Any, layers: list[MoELayer], sequences: Sequence[TokenSequence], statistics: StatisticsChoice
+        self,
+        model: Any,
+        layers: list[MoELayer],
+        tokens: TokenSet,
+        statistics: StatisticsChoice,
+        *,
+        device: torch.device,
+        fingerprint: str,
     ) -> None:
-        self.model, self.layers, self.sequences, self.statistics = model, layers, sequences, statistics
-        self.hidden = int(model.config.get_text_config().hidden_size)
+        if not any(sequence.counted.any() for sequence in tokens.sequences):
+            raise InputError("calibration: no counted token in the whole set; nothing would be measured")
+        self.layers, self._tokens, self._statistics, self._device = layers, tokens, statistics, device
+        self._config, self._dtype, self.fingerprint = model.config, str(model.dtype), fingerprint
         self.sums: Sums = {}
         self._target: dict[str, LayerSums] = {}
         self._counted: torch.Tensor | None = None
         self._seen: list[str] = []
 
-    def run(self, batches: list[list[int]], parts: Parts, on_progress: Progress | None) -> None:
+    def identity(self, batches: Sequence[Sequence[object]]) -> str:
+        """A digest of everything that decides which numbers are added in which order."""
+        tokens = _digest(self._tokens.sequences)
+        return identity_of([self.fingerprint, self._dtype, self._statistics, tokens, batches])
+
+    def resume(self, parts: Parts) -> int:
+        """Take the sums that were committed; how many steps they hold."""
         self.sums, done = parts.restore(self._new_sums)
-        total = sum(len(sequence.ids) for sequence in self.sequences)
-        finished = sum(len(self.sequences[i].ids) for batch in batches[:done] for i in batch)
-        with torch.no_grad(), observed(self.layers, self._observe):
-            for number, batch in enumerate(batches[done:], start=done):
-                with ExitStack() as stack:
-                    if number == done:  # the first batch of every process proves the hooks
-                        stack.enter_context(rebuilt(self.layers))
-                    self._forward([self.sequences[i] for i in batch])
-                parts.commit(self.sums, number + 1)
-                finished += sum(len(self.sequences[i].ids) for i in batch)
-                if on_progress is not None:
-                    on_progress(finished, total)
-        for domain, even in self.sums:
-            chosen = [s for s in self.sequences if s.domain == domain and (s.half == "even") == even]
-            self._check((domain, even), sum(int(s.counted.sum()) for s in chosen))
+        return done
 
-    def _check(self, group: tuple[str, bool], tokens: int) -> None:
-        check_conservation(self.layers, [self.sums[group][layer.name] for layer in self.layers], tokens)
+    def size(self, batches: Sequence[Sequence[int]]) -> int:
+        """Tokens, padding apart."""
+        return sum(len(self._tokens.sequences[index].ids) for batch in batches for index in batch)
 
-    def _forward(self, batch: list[TokenSequence]) -> None:
-        group = (batch[0].domain, batch[0].half == "even")
+    def inputs(self, batch: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Ids, attention mask and what counts, each (sequences, length), on the device."""
+        ids, attention, counted = collate([self._tokens.sequences[index] for index in batch])
+        return ids.to(self._device), attention.to(self._device), counted.to(self._device)
+
+    @contextmanager
+    def batch(self, batch: Sequence[int], layers: Sequence[MoELayer]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Ids and attention mask of a batch; inside, what these layers' experts give counts for it.
+
+        Raises RecordingError when a layer was not called once, in order.
+        """
+        first = self._tokens.sequences[batch[0]]
+        group = (first.domain, first.half == "even")
         if group not in self.sums:
             self.sums[group] = self._new_sums(*group)
+        ids, attention, counted = self.inputs(batch)
         self._target, self._seen = self.sums[group], []
-        ids, attention, counted = (tensor.to(self.model.device) for tensor in collate(batch))
         self._counted = None if bool(counted.all()) else counted.reshape(-1)
-        self.model.base_model(input_ids=ids, attention_mask=attention, use_cache=False)  # no lm_head: logits are not needed
-        if self._seen != [layer.name for layer in self.layers]:
-            missing = sorted({layer.name for layer in self.layers} - set(self._seen)) or self._seen
+        yield ids, attention
+        if self._seen != [layer.name for layer in layers]:
+            missing = sorted({layer.name for layer in layers} - set(self._seen)) or self._seen
             raise RecordingError(f"the forward pass did not call every MoE layer once, in order: {missing}")
 
-    def _observe(self, layer: MoELayer, index: torch.Tensor, gates: torch.Tensor, outputs: torch.Tensor) -> None:
+    def observe(
+        self, layer: MoELayer, rows: slice, index: torch.Tensor, gates: torch.Tensor, outputs: torch.Tensor
+    ) -> None:
         sums = self._target[layer.name]
-        sums.add(index, gates, outputs, self._counted)
+        sums.add(index, gates, outputs, None if self._counted is None else self._counted[rows])
         if not bool(torch.isfinite(sums.norm_square_sum).all()):
-            raise RecordingError(f"{layer.name}: an expert's output is not finite in this batch; check the model and its dtype")
-        self._seen.append(layer.name)
+            raise RecordingError(
+                f"{layer.name}: an expert's output is not finite in this batch; check the model and its dtype"
+            )
+        if rows.start == 0:
+            self._seen.append(layer.name)
+
+    def check(self, batches: Sequence[Sequence[int]]) -> None:
+        """Every layer saw every counted token of these batches. Raises RecordingError naming the layer."""
+        expected = dict.fromkeys(self.sums, 0)
+        for sequence in (self._tokens.sequences[index] for batch in batches for index in batch):
+            expected[sequence.domain, sequence.half == "even"] += int(sequence.counted.sum())
+        for group, tokens in expected.items():
+            check_conservation(self.layers, [self.sums[group][layer.name] for layer in self.layers], tokens)
 
     def _new_sums(self, domain: str, even: bool) -> dict[str, LayerSums]:
+        hidden = int(self._config.get_text_config().hidden_size)
         return {
-            layer.name: LayerSums(
-                layer.info, device=self.model.device, hidden=self.hidden, statistics=self.statistics
-            )
+            layer.name: LayerSums(layer.info, device=self._device, hidden=hidden, statistics=self._statistics)
             for layer in self.layers
         }
 
-    def result(self, manifest: dict[str, Any]) -> RoutingStatistics:
+    def result(self, manifest: Mapping[str, Any]) -> RoutingStatistics:
+        """The statistics, with the manifest that explains them."""
+        model = {"model_type": self._config.model_type, "fingerprint": self.fingerprint, "dtype": self._dtype}
+        own = {"statistics": self._statistics, "half_trajectories": "sha256 of the token ids is even"}
         whole: dict[str, dict[str, LayerStatistics]] = {}
         half: dict[str, dict[str, LayerStatistics]] = {}
-        for domain in manifest["domains"]:
+        for domain in self._tokens.manifest:
             even, odd = (self.sums.get((domain, flag)) or self._new_sums(domain, flag) for flag in (True, False))
             half[domain] = {name: total.statistics() for name, total in even.items()}
             whole[domain] = {name: half[domain][name] + odd[name].statistics() for name in half[domain]}
-        return RoutingStatistics(manifest, tuple(layer.info for layer in self.layers), whole, half)
+        full = {
+            **manifest,
+            "model": {**model, **manifest.get("model", {})},
+            **own,
+            "domains": dict(self._tokens.manifest),
+        }
+        return RoutingStatistics(full, tuple(layer.info for layer in self.layers), whole, half)
 
 
 def _digest(sequences: Sequence[TokenSequence]) -> str:

@@ -28,7 +28,11 @@ def made(seed, *, domains=("a", "b"), fingerprint="f"):
 
     half = {domain: {layer.name: sums(1) for layer in layers} for domain in domains}
     whole = {d: {n: s + sums(2) for n, s in group.items()} for d, group in half.items()}
-    manifest = {"key": f"k{seed}", "model": {"fingerprint": fingerprint}, "domains": {d: {"tokens": 30} for d in domains}}
+    manifest = {
+        "key": f"k{seed}",
+        "model": {"fingerprint": fingerprint},
+        "domains": {d: {"tokens": 30} for d in domains},
+    }
     return RoutingStatistics(manifest, layers, whole, half)
 
 

@@ -31,7 +31,9 @@ def test_defaults_are_the_main_job():
 
 def test_overrides_reach_sections_and_list_items(tmp_path):
     path = written(tmp_path, "calibration:\n  domains:\n    - {name: a, path: 'reference:agent'}\n")
-    config = load_run(path, ["selection.budget.prune=0.25", "calibration.domains.0.tokens=99", "tracking.wandb=disabled"])
+    config = load_run(
+        path, ["selection.budget.prune=0.25", "calibration.domains.0.tokens=99", "tracking.wandb=disabled"]
+    )
     assert config.selection.budget.prune == 0.25
     assert config.calibration.domains[0].tokens == 99
     assert config.tracking.wandb == "disabled"

@@ -52,7 +52,9 @@ def test_statistics_do_not_depend_on_the_batch_size(tiny):
 
 
 def test_recording_leaves_the_model_alone(tiny):
-    batch = inputs(tiny.config.model_type) if tiny.config.model_type in TINY else {"input_ids": torch.tensor(PIECES[:1])}
+    batch = (
+        inputs(tiny.config.model_type) if tiny.config.model_type in TINY else {"input_ids": torch.tensor(PIECES[:1])}
+    )
     with torch.no_grad():
         before = tiny(**batch).logits
         with observed(find_moe_layers(tiny), lambda *_: None):
@@ -101,7 +103,7 @@ def test_pruned_equals_a_model_that_cannot_choose_the_pruned_experts(tiny):
     ids = torch.tensor(PIECES[:1])
     chosen = []
 
-    def remember(layer, index, gates, outputs):
+    def remember(layer, rows, index, gates, outputs):
         chosen.append((layer.name, index, gates))
 
     with torch.no_grad():

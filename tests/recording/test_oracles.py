@@ -43,7 +43,9 @@ def test_counts_are_equal_and_sums_agree(case):
         assert int(ours.tokens) == int(theirs[prefix + "total_tokens"]) == 2031, name
         np.testing.assert_array_equal(ours.co_count, theirs[prefix + "coselect_counts"])
         for their_name, our_name in SUMS.items():
-            np.testing.assert_allclose(getattr(ours, our_name), theirs[prefix + their_name], rtol=1e-5, err_msg=our_name)
+            np.testing.assert_allclose(
+                getattr(ours, our_name), theirs[prefix + their_name], rtol=1e-5, err_msg=our_name
+            )
         diagonal = np.diagonal(ours.norm_product)
         np.testing.assert_allclose(diagonal, theirs[prefix + "gate_norm_square_sums"], rtol=1e-5)
 

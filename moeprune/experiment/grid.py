@@ -1,0 +1,173 @@
+"""Many runs from one file: one recording serves all that share it, and one pass of the teacher serves many plans.
+
+Runs that read the same model, calibration and evaluation are measured together, in batches of AT_ONCE: the teacher's
+distributions are computed once a batch of tokens and never stored. A finished run is on disk; a killed grid goes on
+with those that are not.
+"""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.files import write_json
+from moeprune.artifacts.plan import PrunePlan
+from moeprune.config.grid import load_grid, only
+from moeprune.config.schema import RunConfig
+from moeprune.experiment import stages
+from moeprune.experiment.console import say, speak, warn
+from moeprune.experiment.inputs import Inputs
+from moeprune.experiment.pipeline import run_pipeline
+
+AT_ONCE = 6  # runs measured together: a kill loses at most their measurements
+
+Runs = Mapping[str, RunConfig]
+
+
+@dataclass(frozen=True)
+class GridOutcome:
+    directory: Path
+    done: list[str]
+    failed: dict[str, str]  # run -> what went wrong
+    report: Path
+
+
+def run_grid(
+    path: Path, overrides: Sequence[str], *, output: Path, pattern: str | None = None, workers: int = 1
+) -> GridOutcome:
+    """Every run of the grid, or those whose name matches; a failed run is recorded and the rest go on.
+
+    Raises InputError before the first run for anything a run could not work with.
+    """
+    if workers < 1:
+        raise InputError(f"--workers {workers}: give at least 1")
+    every = load_grid(path, overrides)
+    runs = only(every, pattern)
+    directory = output / path.stem
+    loaded: dict[str, Inputs] = {}
+    for config in runs.values():
+        _shared_inputs(config, loaded).inspect()
+    failed: dict[str, str] = {}
+    _write(directory, every, failed)
+    groups = _groups(runs)
+    say(f"grid: {len(runs)} of {len(every)} runs in {directory}, {len(groups)} groups")
+    started = time.monotonic()
+    done = 0
+    for group, errors in _results(groups, directory, output / "shared", workers):
+        failed |= errors
+        done += len(group)
+        left = (time.monotonic() - started) / done * (len(runs) - done)
+        say(f"grid: {done} of {len(runs)} runs, about {left / 60:.1f} minutes left")
+        _write(directory, every, failed)
+    for name, error in failed.items():
+        warn(f"run {name} failed: {error}")
+    from moeprune.experiment.grid_report import write_grid_report
+
+    report = write_grid_report(directory)
+    return GridOutcome(directory, [name for name in runs if name not in failed], failed, report)
+
+
+def _write(directory: Path, runs: Runs, failed: Mapping[str, str]) -> None:
+    write_json(directory / "grid.json", {"runs": list(runs), "failed": dict(failed)})
+
+
+def _groups(runs: Runs) -> list[dict[str, RunConfig]]:
+    """Runs that can be measured together, at most AT_ONCE in a group."""
+    alike: dict[str, dict[str, RunConfig]] = {}
+    for name, config in runs.items():
+        alike.setdefault(_common(config), {})[name] = config
+    chunks = []
+    for group in alike.values():
+        names = list(group)
+        chunks += [{n: group[n] for n in names[i : i + AT_ONCE]} for i in range(0, len(names), AT_ONCE)]
+    return chunks
+
+
+def _common(config: RunConfig) -> str:
+    return config.model_dump_json(include={"model", "calibration", "evaluation", "runtime"})
+
+
+def _shared_inputs(config: RunConfig, loaded: dict[str, Inputs]) -> Inputs:
+    """Inputs of this config that use the model and tokens of an earlier run with the same ones."""
+    key = _common(config)
+    inputs = Inputs(config)
+    if key in loaded:
+        inputs.borrow(loaded[key])
+    loaded.setdefault(key, inputs)
+    return inputs
+
+
+def _results(groups: list[dict[str, RunConfig]], directory: Path, shared: Path, workers: int) -> Any:
+    """(group, errors by run) of every group as it finishes."""
+    if workers == 1:
+        loaded: dict[str, Inputs] = {}
+        for group in groups:
+            yield group, _run_group(group, directory, shared, loaded)
+        return
+    threads = str(max(1, (os.cpu_count() or 1) // workers))
+    os.environ.setdefault("OMP_NUM_THREADS", threads)  # read by the workers when they import torch
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        futures = {pool.submit(_run_alone, group, directory, shared): group for group in groups}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+
+def _run_alone(group: dict[str, RunConfig], directory: Path, shared: Path) -> dict[str, str]:
+    speak()
+    return _run_group(group, directory, shared, {})
+
+
+def _run_group(group: Runs, directory: Path, shared: Path, loaded: dict[str, Inputs]) -> dict[str, str]:
+    """Run -> error of those that failed. Plans first, then one measurement for all, then each run's own files."""
+    errors: dict[str, str] = {}
+    ready = {name: _shared_inputs(config, loaded) for name, config in group.items()}
+
+    def attempt(name: str, **options: Any) -> None:
+        try:
+            run_pipeline(group[name], directory / name, shared=shared, inputs=ready[name], **options)
+        except KeyboardInterrupt:
+            raise
+        except Exception as error:  # noqa: BLE001 (a failed run is recorded, the rest of the grid goes on)
+            errors[name] = f"{type(error).__name__}: {error}"
+
+    for name in group:
+        attempt(name, until="prune")
+    measurements = _Together({name: ready[name] for name in group if name not in errors}, directory)
+    for name in group:
+        if name not in errors:
+            attempt(name, measuring=measurements.of(name))
+    return errors
+
+
+class _Together:
+    """One measurement of the plans of several runs, made when the first of them asks for its part."""
+
+    def __init__(self, inputs: Mapping[str, Inputs], directory: Path) -> None:
+        self._inputs, self._directory = inputs, directory
+        self._measured: stages.Measured | None = None
+
+    def of(self, name: str) -> Any:
+        def measuring(inputs: Inputs, plans: Mapping[str, PrunePlan]) -> stages.Measured:
+            if self._measured is None:
+                self._measured = stages.measure(inputs, self._pending())
+            metrics, warnings = self._measured
+            return {label: metrics[f"{name}/{label}"] for label in plans}, warnings
+
+        return measuring
+
+    def _pending(self) -> dict[str, PrunePlan]:
+        """Every plan of every run that has not been measured yet."""
+        pending: dict[str, PrunePlan] = {}
+        for name in self._inputs:
+            folder = self._directory / name
+            if (folder / "metrics.json").is_file():
+                continue
+            pending[f"{name}/{stages.OWN}"] = PrunePlan.load(folder / "plan.json")
+            for path in sorted(folder.glob("baselines/*/plan.json")):
+                pending[f"{name}/{path.parent.name}"] = PrunePlan.load(path)
+        return pending
