@@ -3,6 +3,7 @@
 from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
 from moeprune.selection.criterion import Criterion
 from moeprune.selection.evidence import LayerEvidence
@@ -14,12 +15,14 @@ class WorstDomain(Criterion):
     """max over domains d of p' F_d p / 1' F_d 1, with F_d the interaction matrix of HOPE on domain d alone.
 
     Each domain's cost is a share of what pruning every expert of the layer would cost it, so a domain of few tokens or
-    small outputs counts as much as any other. `selection.mix` only says which domains take part (weight 0: not).
+    small outputs counts as much as any other. With emphasis a the cost is a times the worst share plus 1 - a times the
+    mean share. `selection.mix` only says which domains take part (weight 0: not).
     """
 
     name: Literal["worst_domain"] = "worst_domain"
     product: Product = "norms"
     normalise: Normalise = "all_tokens"
+    emphasis: float = Field(default=1.0, ge=0, le=1)  # 1: the worst domain alone; 0: the mean over domains
 
     def objective(self, evidence: LayerEvidence) -> WorstOf:
         matrices = [
@@ -27,6 +30,9 @@ class WorstDomain(Criterion):
             for statistics in evidence.domains.values()
             if float(statistics.tokens) > 0
         ]
-        parts = [Quadratic(matrix / total) for matrix in matrices if (total := float(matrix.sum())) > 0]
-        nothing = Quadratic(np.zeros((evidence.layer.num_experts, evidence.layer.num_experts)))
-        return WorstOf(tuple(parts) or (nothing,))
+        shares = [matrix / total for matrix in matrices if (total := float(matrix.sum())) > 0]
+        if not shares:
+            return WorstOf((Quadratic(np.zeros((evidence.layer.num_experts, evidence.layer.num_experts))),))
+        # The mean is the same for every domain, so it can go into each: max_d (a f_d + (1 - a) mean) = a max + ...
+        mean = np.mean(shares, axis=0)
+        return WorstOf(tuple(Quadratic(self.emphasis * share + (1 - self.emphasis) * mean) for share in shares))

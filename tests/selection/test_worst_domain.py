@@ -80,3 +80,14 @@ def test_the_cost_in_the_plan_is_the_worst_share() -> None:
     assert one.kept == alone.kept  # a single domain leaves nothing to balance
     warned = select(statistics, SelectionOptions.parse({"criterion": "worst_domain", "mix": {"b": 3.0}}))
     assert any("no effect" in warning for warning in warned.warnings)
+
+
+def test_emphasis_weighs_the_worst_share_against_the_mean() -> None:
+    statistics = small_statistics(experts=12, top_k=3)
+    for emphasis in (0.0, 0.4):
+        options = SelectionOptions.parse({"criterion": {"name": "worst_domain", "emphasis": emphasis}})
+        for layer in select(statistics, options).layers:
+            matrices = [domain[layer.name].norm_product for domain in statistics.domains.values()]
+            chosen = np.ix_(layer.pruned, layer.pruned)
+            shares = [matrix[chosen].sum() / matrix.sum() for matrix in matrices]
+            assert layer.cost == pytest.approx(emphasis * max(shares) + (1 - emphasis) * np.mean(shares))
