@@ -39,7 +39,7 @@ def test_in_the_committed_benchmark_swap_is_never_above_slsqp_and_ten_times_as_f
         assert float(swap["cost"]) <= float(slsqp["cost"]) + 1e-9 * abs(float(slsqp["cost"]))
         if experts == "256" and slsqp["status"] != "not_converged":
             ratios.append(float(slsqp["seconds"]) / float(swap["seconds"]))
-    assert ratios
+    assert min(ratios) >= 10
 
 
 def test_the_shrinkage_experiment_runs(tmp_path: Path) -> None:
