@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
-from moeprune.selection import enumeration, exact
+from moeprune.selection import enumeration, exact, relaxation
+from moeprune.selection import solver as solver_module
 from moeprune.selection.objective import Combination, Modular, Quadratic, Restricted, restrict
 from moeprune.selection.problem import Problem, problem
+from moeprune.selection.relaxation import RelaxationFailed, shifted, solve_convex
 from moeprune.selection.solvers import SOLVERS, Exact, Greedy, Relaxed, Slsqp, Swap, Thorough
 from tests.selection.cases import KINDS, brute_force, random_problem
 
@@ -156,3 +158,32 @@ def test_a_general_objective_is_searched_like_a_quadratic_one() -> None:
     general = Restricted(case.objective, np.arange(12), np.array([], dtype=int))
     found = Swap().solve(Problem(general, case.group, case.quota))
     assert found.cost == pytest.approx(brute_force(case))
+
+
+def test_an_osqp_that_does_not_finish_is_never_used_silently(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = random_problem("indefinite", 40, np.random.default_rng(6))
+    with pytest.raises(RelaxationFailed, match="OSQP ended"):
+        solve_convex(shifted(case), max_iterations=2, accuracy=1e-9)
+
+    def hurried(program: relaxation.ConvexProgram) -> np.ndarray:
+        return solve_convex(program, max_iterations=2, accuracy=1e-9)
+
+    usual = Swap().solve(case)
+    monkeypatch.setattr(solver_module, "solve_convex", hurried)
+    found = Swap().solve(case)
+    assert "relaxed start was left out" in found.warnings[0]
+    assert found.cost <= usual.cost + 0.01 * abs(usual.cost)
+    assert "greedy starts the swap search instead" in Relaxed().solve(case).warnings[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_relaxed_point_is_feasible_and_no_direction_leads_down(kind: str) -> None:
+    case = random_problem(kind, 20, np.random.default_rng(3))
+    program = shifted(case)
+    point = solve_convex(program, max_iterations=20_000, accuracy=1e-8)
+    assert np.linalg.eigvalsh(program.matrix)[0] >= -1e-9
+    assert np.bincount(case.group, weights=point) == pytest.approx(case.quota, abs=1e-5)
+    slope = 2 * program.matrix @ point + program.linear
+    for ids, count in zip(case.members(), case.quota):
+        # Optimality of a convex program: no feasible direction goes down.
+        assert slope[ids] @ point[ids] == pytest.approx(np.sort(slope[ids])[:count].sum(), abs=1e-4)
