@@ -206,6 +206,33 @@ def evaluate(
 
 
 @app.command()
+def generate(
+    model: ModelPath,
+    prompts: Annotated[str, typer.Argument(help="A file or folder of prompts, or reference:agent.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The traces to write (.jsonl).")],
+    tools: Annotated[str, typer.Option(help="reference (calculator and lookup, executed) or none.")] = "none",
+    temperature: Annotated[float, typer.Option(help="0: the most likely token.")] = 0.7,
+    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    max_new_tokens: Annotated[int, typer.Option(help="Of one turn.")] = 256,
+    turns: Annotated[int, typer.Option(help="Of the model, for one question.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Trajectories of the model's own making, to calibrate on; a stopped call goes on where it was."""
+    _start(as_json)
+    from moeprune.experiment.generate import generate_file
+
+    options = {
+        "tools": tools,
+        "temperature": temperature,
+        "seed": seed,
+        "max_new_tokens": max_new_tokens,
+        "turns": turns,
+    }
+    summary = generate_file(model, prompts, output, options=options)
+    _finish(summary, output, as_json=as_json)
+
+
+@app.command()
 def inspect(path: Path, as_json: Json = False) -> None:
     """What is in a statistics file, a plan, a metrics file, a run, a checkpoint or a model."""
     _start(as_json)
