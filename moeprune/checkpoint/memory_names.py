@@ -15,6 +15,7 @@ from typing import Any
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.statistics import Layer
 from moeprune.checkpoint.model_config import with_expert_count
+from moeprune.models.families import Family
 
 # Names that quantised checkpoints give to the parts of one weight: what a module's `weight` becomes ...
 _MODULE_PART = re.compile(
@@ -41,9 +42,9 @@ class MemoryModel:
 
     The expert axes come from the model itself: it is built with its own number of experts and with twice as many, and
     the parameters whose shape changed are those that pruning cuts. So an attention or expert width that happens to
-    equal the number of experts is never mistaken for it.
-    Raises InputError for a dense model, an unknown or refused family and a parameter that depends on the number of
-    experts in a way that is not understood.
+    equal the number of experts is never mistaken for it. A dense model has no layers and no axes.
+    Raises InputError for an unknown or refused family and a parameter that depends on the number of experts in a way
+    that is not understood.
     """
 
     def __init__(self, directory: Path, config_json: Mapping[str, Any]) -> None:
@@ -52,14 +53,20 @@ class MemoryModel:
 
         self.config: Any = load_config(directory)
         self.model = empty_model(self.config)
-        moe_layers = find_moe_layers(self.model)
-        self.family = moe_layers[0].family
+        moe_layers = find_moe_layers(self.model) if _has_experts(self.model) else []
         self.layers: tuple[Layer, ...] = tuple(layer.info for layer in moe_layers)
-        self.num_experts = _common_count(self.layers)
+        self.num_experts = _common_count(self.layers) if moe_layers else 0
         self.shapes = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         self.router_weights = {layer.name: names[id(router_weight(layer))] for layer in moe_layers}
-        self.expert_axes = self._find_expert_axes(config_json)
+        self.expert_axes = self._find_expert_axes(config_json) if moe_layers else {}
+
+    @property
+    def family(self) -> Family:
+        """The row of the family table. Raises InputError for a dense model."""
+        from moeprune.models.layers import family_for
+
+        return family_for(self.config)
 
     def _find_expert_axes(self, config_json: Mapping[str, Any]) -> dict[str, ExpertAxis]:
         double = with_expert_count(
@@ -167,6 +174,11 @@ def auto_class(config: Any) -> Any:
 def model_class(config: Any) -> Any:
     """The transformers class that loads this config."""
     return auto_class(config)._model_mapping[type(config)]
+
+
+def _has_experts(model: Any) -> bool:
+    """Whether anything in the model is called experts: what is then not understood is refused, not taken for dense."""
+    return any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules())
 
 
 def _common_count(layers: Iterable[Layer]) -> int:

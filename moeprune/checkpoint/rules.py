@@ -12,6 +12,8 @@ from moeprune.checkpoint.options import MtpPolicy
 def require_plan_fits(checkpoint: Inventory, plan: PrunePlan, mtp: MtpPolicy) -> int:
     """The number of experts every layer keeps. Raises InputError with the way out when the plan cannot be written."""
     place = str(checkpoint.directory)
+    if not checkpoint.layers:
+        raise InputError(f"{place}: a dense model, with no experts to prune; use `moeprune compress` for dense weights")
     kept = _uniform_count(plan)
     plan.require_model(checkpoint_fingerprint(checkpoint), place)
     if set(plan.kept) != {layer.name for layer in checkpoint.layers}:

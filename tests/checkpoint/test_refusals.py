@@ -176,9 +176,12 @@ def test_a_router_that_is_quantised(source, tmp_path):
 
 
 def test_a_dense_model(tmp_path):
-    source = save_tiny("qwen3", tmp_path / "source")
-    with pytest.raises(InputError, match="moeprune compress"):
-        inventory(source)
+    plan = plan_for(save_tiny("qwen3_moe", tmp_path / "other"))
+    source = save_tiny("qwen3", tmp_path / "source", shard_size="40KB")
+    refuses(tmp_path, source, "moeprune compress", plan)
+    assert inventory(source).layers == ()
+    assert {tensor.role for tensor in inventory(source).tensors} == {"other"}
+    assert all(tensor.target == tensor.name for tensor in inventory(source).tensors)
 
 
 def test_stray_weights_of_the_unpruned_model_are_left_out_and_named(source, tmp_path):

@@ -119,13 +119,9 @@ def test_everything_else_is_the_sources_to_the_byte(source, tmp_path):
 
 def test_a_dense_model_goes_the_same_way(tmp_path):
     source = save_tiny("qwen3", tmp_path / "source", dtype="bfloat16")
-    model = load_model(ModelOptions(path=str(source), dtype="float32"), device="cpu").model
-    checkpoint = same_names_inventory(source)
     methods = [SparseGPT(pattern="2:4", **FEW), GPTQ(group_size=16, **FEW)]
-    export = Export(checkpoint, model, methods)
-    compressed = compress_model(model, methods, token_set(), dtype=export.dtype)
-    write(checkpoint, export.edits(compressed), export.config_edits, tmp_path / "out")
-    found = require_reloads(tmp_path / "out", model, compressed.report)
+    model, report, _ = exported(source, methods, tmp_path / "out")
+    found = require_reloads(tmp_path / "out", model, report)
     assert found.logits_distance < 1e-5
     assert found.sparsity >= 0.5
 
