@@ -5,7 +5,7 @@ import io
 import json
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ def card(made: Mapping[str, Any], plan: PrunePlan, *, warnings: tuple[str, ...],
     name = made["base_model"]["name"]
     link = f"[{name}](https://huggingface.co/{name})" if "/" in name else f"`{name}`"
     parts = [
-        _front_matter(front, name, made["base_model"]["revision"]),
+        front_matter(front, name, made["base_model"]["revision"], tags={"moe", "expert-pruning"}),
         f"# {name.rpartition('/')[2]} with {after} of {before} experts\n",
         f"Made with `moeprune` from {link} by removing {before - after} of {before} experts from each of "
         f"{len(plan.layers)} MoE layers. Nothing was trained; every weight that is left has the bytes it had.\n",
@@ -121,14 +121,15 @@ def split_front_matter(text: str) -> tuple[dict[str, Any], str]:
     return (front if isinstance(front, dict) else {}), text.replace("\r\n", "\n")[match.end() :]
 
 
-def _front_matter(source: Mapping[str, Any], name: str, revision: str | None) -> str:
+def front_matter(source: Mapping[str, Any], name: str, revision: str | None, *, tags: Set[str]) -> str:
+    """The YAML block a card begins with, from that of the base model's card."""
     values: dict[str, Any] = {"library_name": "transformers"}
     if "/" in name:  # the hub checks that a base model exists there
         values["base_model"] = name
     if revision:
         values["base_model_revision"] = revision
     values |= {key: source[key] for key in _INHERITED if key in source}
-    values["tags"] = sorted({"moe", "expert-pruning", "moeprune"} | set(source.get("tags") or []))
+    values["tags"] = sorted(tags | {"moeprune"} | set(source.get("tags") or []))
     return f"---\n{_yaml(values)}---\n"
 
 

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 MtpPolicy = Literal["refuse", "drop"]
+Layout = Literal["auto", "plain"]  # of compressed weights; dense/export.py has the same
 
 
 class CheckpointOptions(BaseModel):
@@ -16,3 +17,4 @@ class CheckpointOptions(BaseModel):
     mtp: MtpPolicy = (
         "refuse"  # drop: leave them out and set the config's count to 0; speculative decoding goes with them
     )
+    layout: Layout = "auto"  # of dense weights: packed where engines load that, or plain numbers in the source's dtype

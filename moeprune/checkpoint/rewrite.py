@@ -4,11 +4,9 @@ import errno
 import hashlib
 import json
 import math
-import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 from moeprune.artifacts.errors import InputError
 from moeprune.checkpoint.audit import AuditError, require_files, require_headers
 from moeprune.checkpoint.edits import Edits
+from moeprune.checkpoint.flushing import Flusher, write_flushed
 from moeprune.checkpoint.headers import Entry
 from moeprune.checkpoint.inventory import INDEX, Inventory
 from moeprune.checkpoint.model_config import Edits as ConfigEdits
@@ -26,7 +25,6 @@ from moeprune.checkpoint.placement import PART, Placement
 from moeprune.checkpoint.shards import Shard, plan_shards, write_shard
 
 Progress = Callable[[int, int], None]  # bytes written, bytes in all
-Rehearse = Callable[[], None]  # checks what is planned, while it is being written
 Finish = Callable[[Path, Mapping[str, Entry]], Mapping[str, str]]  # checks the directory; texts to add: name -> text
 
 
@@ -76,27 +74,22 @@ def plan_work(
     return Work(source, shards, texts, copied, warnings, _key(source, shards, texts, copied))
 
 
-def write_work(
-    work: Work, place: Placement, *, rehearse: Rehearse, finish: Finish, on_progress: Progress | None = None
-) -> int:
+def write_work(work: Work, place: Placement, *, finish: Finish, on_progress: Progress | None = None) -> int:
     """The number of weight files that a killed call had left whole and that were used again.
 
-    `rehearse` runs beside the copying, `finish` sees the directory before it is in place; when either raises,
-    nothing is left. Raises InputError when the disk has too little room.
+    `finish` sees the directory before it is in place and may still refuse it; after a failed check nothing is left.
+    Raises InputError when the disk has too little room.
     """
     with place.open(work.key):
         done = {shard.name for shard in work.shards if _is_whole(place.directory / shard.name, shard)}
         _clear(place.directory, keep=done)
         _require_room(work, place, done)
+        _write_files(work, place, done, on_progress or (lambda done, total: None))
         try:
-            with ThreadPoolExecutor(max_workers=1) as beside:
-                rehearsal = beside.submit(rehearse)
-                _write_files(work, place, done, on_progress or (lambda done, total: None), rehearsal)
-                rehearsal.result()
             entries = require_headers(place.directory, work.shards)
             documents = finish(place.directory, entries)
             for name, text in documents.items():
-                _write_flushed(place.directory / name, text)
+                write_flushed(place.directory / name, text)
             expected = [shard.name for shard in work.shards]
             require_files(place.directory, [*expected, *work.copied, *work.texts, *documents])
         except AuditError:
@@ -106,13 +99,13 @@ def write_work(
     return len(done)
 
 
-def _write_files(work: Work, place: Placement, done: set[str], on_progress: Progress, rehearsal: Future[None]) -> None:
+def _write_files(work: Work, place: Placement, done: set[str], on_progress: Progress) -> None:
     try:
-        _write_shards(work, place.directory, done, on_progress, rehearsal)
+        _write_shards(work, place.directory, done, on_progress)
         for name in work.copied:
             copy_file(work.source.directory / name, place.directory / name)
         for name, text in work.texts.items():
-            _write_flushed(place.directory / name, text)
+            write_flushed(place.directory / name, text)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -122,7 +115,7 @@ def _write_files(work: Work, place: Placement, done: set[str], on_progress: Prog
         ) from error
 
 
-def _write_shards(work: Work, directory: Path, done: set[str], on_progress: Progress, rehearsal: Future[None]) -> None:
+def _write_shards(work: Work, directory: Path, done: set[str], on_progress: Progress) -> None:
     written = sum(shard.size for shard in work.shards if shard.name in done)
 
     def advance(count: int) -> None:
@@ -130,39 +123,20 @@ def _write_shards(work: Work, directory: Path, done: set[str], on_progress: Prog
         written += count
         on_progress(written, work.size)
 
-    # One shard is flushed to disk while the next is copied; at most one waits.
-    with ThreadPoolExecutor(max_workers=1) as flusher:
-        waiting: Future[None] | None = None
+    with Flusher() as flusher:
+
+        def copied(descriptor: int, count: int) -> None:
+            flusher.grown(descriptor, count)
+            advance(count)
+
         for shard in work.shards:
             if shard.name in done:
                 continue
-            if rehearsal.done():
-                rehearsal.result()  # a plan that cannot be loaded is not worth another file
             part = directory / (shard.name + PART)
             part.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = write_shard(shard, work.source.directory / shard.name, part, advance)
+            descriptor = write_shard(shard, work.source.directory / shard.name, part, copied)
+            flusher.finished(descriptor, part, directory / shard.name)
             advance(len(shard.header))
-            if waiting is not None:
-                waiting.result()
-            waiting = flusher.submit(_flush, descriptor, part, directory / shard.name)
-        if waiting is not None:
-            waiting.result()
-
-
-def _flush(descriptor: int, part: Path, final: Path) -> None:
-    """Only a file whose bytes are on disk gets its final name."""
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    part.rename(final)
-
-
-def _write_flushed(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _is_whole(path: Path, shard: Shard) -> bool:

@@ -1,6 +1,5 @@
-"""The files of the result: what goes into each, and how its bytes get there with one chunk in memory."""
+"""The files of the result: what goes into each, and how its bytes get there with one buffer in memory."""
 
-import errno
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -13,10 +12,9 @@ from moeprune.checkpoint.edits import Edits, Output, joined, outputs
 from moeprune.checkpoint.headers import header_bytes
 from moeprune.checkpoint.inventory import Inventory
 
-CHUNK = 64 * 2**20  # bytes
+OnBytes = Callable[[int, int], None]  # descriptor of the file that grew, by how many bytes
 
-# What copy_file_range answers where a filesystem or kernel cannot do it.
-_NO_KERNEL_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY)
+BUFFER = 256 * 2**10  # bytes
 
 
 @dataclass(frozen=True)
@@ -60,10 +58,10 @@ def _alignment(output: Output) -> int:
     return max(1, output.size // elements) if elements else 1
 
 
-def write_shard(shard: Shard, source: Path, target: Path, on_bytes: Callable[[int], None]) -> int:
+def write_shard(shard: Shard, source: Path, target: Path, on_bytes: OnBytes) -> int:
     """The open file descriptor of `target`, which now has the shard's bytes; not flushed to disk yet.
 
-    The kernel copies from file to file where it can, so that tensors do not pass through this process.
+    One buffer is in memory at a time, or one tensor that was made elsewhere.
     """
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0), 0o666)
     try:
@@ -79,7 +77,7 @@ def write_shard(shard: Shard, source: Path, target: Path, on_bytes: Callable[[in
                 data = memoryview(output.data()).cast("B")
                 assert len(data) == output.size, f"{output.name}: {len(data)} bytes, {output.size} announced"
                 write_all(descriptor, data)
-                on_bytes(output.size)
+                on_bytes(descriptor, output.size)
             _copy_spans(file.fileno(), descriptor, pending, on_bytes)
         written = os.fstat(descriptor).st_size
         if written != shard.size:
@@ -90,30 +88,18 @@ def write_shard(shard: Shard, source: Path, target: Path, on_bytes: Callable[[in
     return descriptor
 
 
-def _copy_spans(source: int, target: int, spans: list[tuple[int, int]], on_bytes: Callable[[int], None]) -> None:
+def _copy_spans(source: int, target: int, spans: list[tuple[int, int]], on_bytes: OnBytes) -> None:
+    # Reading and writing through a buffer that stays in the processor's cache takes less time than copy_file_range,
+    # sendfile or a memory map, and works between any two filesystems.
+    buffer = memoryview(bytearray(BUFFER))
     for start, stop in joined(spans):
         while start < stop:
-            count = _copy(source, target, start, min(CHUNK, stop - start))
+            count = os.preadv(source, [buffer[: min(BUFFER, stop - start)]], start)
             if count == 0:
                 raise InputError("the source file became shorter while it was read; nothing was put in place")
+            write_all(target, buffer[:count])
             start += count
-            on_bytes(count)
-
-
-def _copy(source: int, target: int, offset: int, count: int) -> int:
-    """Bytes copied from `offset` of the source to the target's position, at least one unless the source ends there."""
-    if hasattr(os, "copy_file_range"):
-        try:
-            copied = os.copy_file_range(source, target, count, offset)
-        except OSError as error:
-            if error.errno not in _NO_KERNEL_COPY:
-                raise
-        else:
-            if copied:
-                return copied
-    data = os.pread(source, count, offset)
-    write_all(target, data)
-    return len(data)
+            on_bytes(target, count)
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:

@@ -84,7 +84,8 @@ def prune_checkpoint(
     fingerprint, audit, reused = None, None, 0
     if not dry_run:
         checks = _Checks(checkpoint, plan, work, warnings, provenance or {})
-        reused = write_work(work, place, rehearse=checks.rehearse, finish=checks.finish, on_progress=on_progress)
+        checks.rehearse()
+        reused = write_work(work, place, finish=checks.finish, on_progress=on_progress)
         fingerprint, audit = checks.fingerprint, checks.audit
     sizes = _sizes(checkpoint, work, kept)
     return PruneReport(
@@ -126,7 +127,7 @@ def plan_pruning(checkpoint: Inventory, orders: Mapping[str, Sequence[int]], kep
 
 
 class _Checks:
-    """What is checked while and after the files are written, and what the card and the record then say."""
+    """What is checked before and after the files are written, and what the card and the record then say."""
 
     def __init__(
         self, source: Inventory, plan: PrunePlan, work: Work, warnings: tuple[str, ...], provenance: Mapping[str, Any]
@@ -138,7 +139,7 @@ class _Checks:
         self.fingerprint: str | None = None
 
     def rehearse(self) -> None:
-        """Load the model that is being written, from names and shapes alone."""
+        """Load the model that will be written, from names and shapes alone, before a byte is copied."""
         config = type(self.source.memory.config).from_dict(json.loads(self.work.texts[CONFIG]))
         require_counts(config, self.source, self.kept)
         if self.source.quantization is None:

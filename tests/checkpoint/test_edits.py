@@ -21,7 +21,7 @@ from tests.tiny import inputs, save_tiny
 def rewrite(source, edits, target, **config_edits):
     work = plan_work(inventory(source), edits, config_edits={(key,): value for key, value in config_edits.items()})
     place = Placement(target, source=source, overwrite=False)
-    write_work(work, place, rehearse=lambda: None, finish=lambda directory, entries: {})
+    write_work(work, place, finish=lambda directory, entries: {})
 
 
 def logits(directory, name):
