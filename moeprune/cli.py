@@ -206,6 +206,22 @@ def evaluate(
 
 
 @app.command()
+def compress(
+    model: ModelPath,
+    config: Annotated[Path, typer.Argument(help="YAML with `dense:` and, if a method needs data, `calibration:`.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The directory of the new checkpoint.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a directory that is not empty.")] = False,
+    as_json: Json = False,
+) -> None:
+    """A checkpoint with sparse or quantised weights, of a MoE or of a dense model."""
+    _start(as_json)
+    from moeprune.experiment.compress import compress_file
+
+    summary = compress_file(model, config, output, overwrite=overwrite)
+    _finish(summary, output, as_json=as_json)
+
+
+@app.command()
 def generate(
     model: ModelPath,
     prompts: Annotated[str, typer.Argument(help="A file or folder of prompts, or reference:agent.")],

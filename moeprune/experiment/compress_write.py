@@ -1,0 +1,178 @@
+"""A compressed checkpoint from a checkpoint: walked block by block, written, loaded again, and only then in place."""
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from moeprune.checkpoint.audit import AuditError
+from moeprune.checkpoint.headers import Entry
+from moeprune.checkpoint.inventory import Inventory, inventory
+from moeprune.checkpoint.options import Layout
+from moeprune.checkpoint.other_files import CARD, RECORD, sha256
+from moeprune.checkpoint.placement import Placement
+from moeprune.checkpoint.rewrite import Work, plan_work, write_work
+from moeprune.data.trajectories import TokenSet
+from moeprune.dense.export import Export
+from moeprune.dense.method import DenseMethod
+from moeprune.dense.reload import Reloaded, ReloadError, require_reloads
+from moeprune.dense.report import DenseReport
+from moeprune.dense.walk import compress_model
+from moeprune.experiment.compress_card import card, named, record
+from moeprune.experiment.console import progress, say
+from moeprune.models.loading import Dtype, device_of, pretrained, without_bars
+
+
+@dataclass(frozen=True)
+class CompressReport:
+    """What was written."""
+
+    dense: DenseReport
+    reloaded: Reloaded  # what was compared after loading the checkpoint again, and found equal
+    parameters: int
+    bytes: int  # of the tensors
+    bytes_base: int
+    warnings: tuple[str, ...]
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        told = asdict(self)
+        return {**told, "dense": {"coverage": told["dense"]["coverage"], "metrics": self.dense.metrics()}}
+
+
+def need_data(methods: Sequence[DenseMethod]) -> list[str]:
+    """The methods that look at calibration tokens, by name."""
+    return [str(method.name) for method in methods if method.needs != "nothing"]  # type: ignore[attr-defined]
+
+
+def compress_checkpoint(
+    source: Path,
+    target: Path,
+    methods: Sequence[DenseMethod],
+    tokens: TokenSet | None,
+    *,
+    dtype: Dtype = "auto",
+    device: str = "auto",
+    batch_tokens: int = 8192,
+    layout: Layout = "auto",
+    overwrite: bool = False,
+    provenance: Mapping[str, Any] | None = None,
+) -> CompressReport:
+    """The report of a checkpoint at `target` with the weights of `source` after all methods, in order.
+
+    `target` appears whole, loaded once and compared, or not at all. Finished blocks are kept beside it until then, so
+    that a killed call goes on where it was. `dtype` and `device` are those of the model in memory; `provenance`
+    (`config`, `commit`) goes into moeprune.json.
+    Raises InputError before the first block for methods, sources and targets that do not do.
+    """
+    started = time.monotonic()
+    place = Placement(target, source=source, overwrite=overwrite)
+    checkpoint = inventory(source)
+    on = device_of(device)
+    with without_bars():
+        model = pretrained(source, dtype, device=on).to(on)
+    export = Export(checkpoint, model, methods, layout=layout)
+    state = place.target.with_name(f".{place.target.name}.moeprune-dense")
+    say(f"dense: {'; '.join(map(named, methods))}")
+    with progress("compressing", unit="blocks") as advance:
+        done = compress_model(
+            model,
+            methods,
+            tokens,
+            batch_tokens=batch_tokens,
+            dtype=export.dtype,
+            state=state,
+            on_progress=advance,
+        )
+    describe_coverage(done.report)
+    work = plan_work(checkpoint, export.edits(done), config_edits=export.config_edits, texts=export.texts)
+    warnings = (*checkpoint.warnings, *done.report.warnings, *export.warnings, *work.warnings, *_left(checkpoint))
+    finish = _Finish(
+        checkpoint, model, done.report, methods, tokens, work, warnings, provenance or {}, packed=bool(export.schemes)
+    )
+    with progress("writing", unit="bytes") as written:
+        write_work(work, place, finish=finish, on_progress=written)
+    shutil.rmtree(state, ignore_errors=True)
+    assert finish.reloaded is not None
+    return CompressReport(
+        done.report, finish.reloaded, **finish.sizes, warnings=warnings, seconds=time.monotonic() - started
+    )
+
+
+def describe_coverage(report: DenseReport) -> None:
+    """The coverage table: every matrix of the model is in one of its rows."""
+    rows = [("role", "what was done", "weights", "parameters", "for example")]
+    rows += [(r.role, r.methods, f"{r.weights:,}", f"{r.parameters:,}", r.example) for r in report.coverage]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for row in rows:
+        left, right = row[:2], row[2:4]
+        cells = [f"{text:{width}}" for text, width in zip(left, widths)]
+        cells += [f"{text:>{width}}" for text, width in zip(right, widths[2:])]
+        say(f"dense: {'  '.join(cells)}  {row[4]}")
+
+
+def _left(checkpoint: Inventory) -> tuple[str, ...]:
+    if not checkpoint.mtp:
+        return ()
+    return (f"{len(checkpoint.mtp)} tensors of multi-token-prediction layers are copied as they are",)
+
+
+def _calibration(tokens: TokenSet | None) -> dict[str, Any]:
+    """Domain -> where it came from and how much of it was read."""
+    keys = ("path", "records_used", "tokens", "counted")
+    manifest = tokens.manifest if tokens is not None else {}
+    return {name: {key: told[key] for key in keys if key in told} for name, told in manifest.items()}
+
+
+class _Finish:
+    """Loads what was written, compares it with the model in memory, and writes the card and the record."""
+
+    def __init__(
+        self,
+        source: Inventory,
+        model: Any,
+        report: DenseReport,
+        methods: Sequence[DenseMethod],
+        tokens: TokenSet | None,
+        work: Work,
+        warnings: Sequence[str],
+        provenance: Mapping[str, Any],
+        *,
+        packed: bool,
+    ) -> None:
+        self.source, self.model, self.report, self.methods, self.packed = source, model, report, methods, packed
+        self.tokens, self.work, self.warnings, self.provenance = tokens, work, warnings, provenance
+        self.reloaded: Reloaded | None = None
+        self.sizes = {
+            "parameters": sum(tensor.entry.elements for tensor in source.tensors),
+            "bytes": work.tensor_bytes,
+            "bytes_base": sum(tensor.entry.size for tensor in source.tensors),
+        }
+
+    def __call__(self, directory: Path, entries: Mapping[str, Entry]) -> dict[str, str]:
+        unused = {tensor.name for tensor in self.source.tensors if tensor.target is None}
+        try:
+            with without_bars():
+                self.reloaded = require_reloads(directory, self.model, self.report, unused=unused)
+        except ReloadError as error:
+            raise AuditError(str(error)) from error
+        made = record(
+            self.source,
+            self.report,
+            methods=self.methods,
+            sizes=self.sizes,
+            calibration=_calibration(self.tokens),
+            hashes=self._hashes(directory),
+            audit={"tensors": len(entries), "reload": "strict", **asdict(self.reloaded)},
+            provenance=self.provenance,
+        )
+        readme = card(made, self.source, packed=self.packed, warnings=self.warnings)
+        return {CARD: readme, RECORD: json.dumps(made, indent=2, ensure_ascii=False, default=str) + "\n"}
+
+    def _hashes(self, directory: Path) -> dict[str, str]:
+        hashes = {name: sha256(directory / name) for name in (*self.work.copied, *self.work.texts)}
+        return hashes | {shard.name + "#header": hashlib.sha256(shard.header).hexdigest() for shard in self.work.shards}

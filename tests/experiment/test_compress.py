@@ -1,0 +1,122 @@
+"""`moeprune compress`: dense weights of MoE, pruned and dense models, from checkpoint to checkpoint."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from moeprune.artifacts.errors import InputError
+from moeprune.experiment.compress import compress_file
+from moeprune.models.loading import load_tokenizer
+from tests.test_cli import moeprune
+from tests.tiny import save_tiny
+
+pytest.importorskip("compressed_tensors")
+CONFIG = """
+dense:
+  - {name: sparsegpt, pattern: "2:4", targets: [attention]}
+  - {name: fp8, targets: [attention]}
+calibration:
+  domains: [{name: agent, path: 'reference:agent', tokens: 2000}]
+"""
+TEXT = json.dumps({"text": "one two three four five six seven eight nine ten " * 8}) + "\n"
+
+
+@pytest.fixture
+def config(tmp_path):
+    def write(text):
+        path = tmp_path / "compress.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def generates(directory):
+    tokenizer = load_tokenizer(directory)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto").eval()
+    ids = torch.tensor([tokenizer("def add(a, b):")["input_ids"]])
+    return model.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False).shape[1] - ids.shape[1]
+
+
+def test_the_reference_model_through_the_command_line(tmp_path):
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    done = moeprune("compress", "reference", "c.yaml", "-o", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "out"
+    assert "attention      sparsegpt + fp8" in done.stderr
+    assert "routed_expert  unchanged: no target names it" in done.stderr
+    assert "warning: zeros are stored as plain numbers" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.yaml", "out"]  # nothing kept of finished blocks
+    made = json.loads((tmp_path / "out" / "moeprune.json").read_text())
+    assert [method["name"] for method in made["dense"][0]["methods"]] == ["sparsegpt", "fp8"]
+    assert made["dense"][0]["metrics"]["dense/attention/sparsity"] >= 0.5
+    assert made["dense"][0]["calibration"]["agent"]["tokens"] == 2000
+    assert made["sizes"]["bytes"] < made["sizes"]["bytes_base"]
+    assert made["audit"]["sparsity"] >= 0.5
+    assert "| attention | sparsegpt + fp8 | 16 |" in (tmp_path / "out" / "README.md").read_text()
+    assert generates(tmp_path / "out") == 6
+
+
+def test_a_dense_model_and_the_layout(tmp_path, config):
+    source = save_tiny("qwen3", tmp_path / "source", dtype="bfloat16", shard_size="40KB")
+    (tmp_path / "text.jsonl").write_text(TEXT)
+    data = f"calibration: {{domains: [{{name: text, path: '{tmp_path}/text.jsonl'}}], template: plain}}\n"
+    awq = "dense: [{name: awq, group_size: 8, minimum_tokens: 1}]\n"
+    with pytest.raises(InputError, match="layout plain"):
+        compress_file(str(source), config(awq + data), tmp_path / "out", overwrite=False)
+    plain = awq + data + "checkpoint: {layout: plain}\n"
+    summary = compress_file(str(source), config(plain), tmp_path / "out", overwrite=False)
+    assert (summary["bytes"], summary["parameters"]) == (summary["bytes_base"], summary["bytes_base"] // 2)
+    assert {row["role"] for row in summary["dense"]["coverage"] if row["methods"] == "awq"} == {
+        "attention",
+        "dense_mlp",
+    }
+    packed = "dense: [{name: gptq, group_size: 8, minimum_tokens: 1}]\n" + data
+    summary = compress_file(str(source), config(packed), tmp_path / "out", overwrite=True)
+    assert summary["bytes"] < summary["bytes_base"]
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert generates(tmp_path / "out") == 6
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["compress.yaml", "out", "source", "text.jsonl"]
+
+
+def test_sparse_first_and_quantised_later_keeps_the_zeros_and_the_history(tmp_path, config):
+    source = save_tiny("qwen3_moe", tmp_path / "source", dtype="bfloat16")
+    sparse = config("dense: [{name: magnitude, pattern: '2:4'}]\n")
+    compress_file(str(source), sparse, tmp_path / "sparse", overwrite=False)
+    quantised = config("dense: [{name: fp8}]\n")
+    summary = compress_file(str(tmp_path / "sparse"), quantised, tmp_path / "both", overwrite=False)
+    assert summary["reloaded"]["sparsity"] >= 0.5
+    assert any("exact zeros; they are held" in warning for warning in summary["warnings"])
+    made = json.loads((tmp_path / "both" / "moeprune.json").read_text())
+    assert [done["methods"][0]["name"] for done in made["dense"]] == ["magnitude", "fp8"]
+    assert made["base_model"]["name"] == "source"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("calibration: {}\n", "dense"),
+        ("dense: []\n", "dense"),
+        ("dense: [{name: sparsgpt}]\n", "did you mean 'sparsegpt'"),
+        ("dense: [{name: wanda}]\n", "wanda needs calibration data .* calibration.domains"),
+        ("dense: [{name: wanda}]\ncalibration: {sequence_length: 64}\n", "wanda needs calibration data"),
+        ("dense: [{name: fp8, targets: [shared_expert]}]\n", "matches nothing; this model has attention"),
+        ("dense: [{name: fp8}, {name: magnitude}]\n", "undoes the quantisation"),
+        ("dense: [{name: fp8}]\nselection: {}\n", "unknown key selection"),
+    ],
+)
+def test_bad_input_is_refused_and_leaves_nothing(text, message, tmp_path, config):
+    source = save_tiny("qwen3_moe", tmp_path / "source")
+    with pytest.raises(InputError, match=message):
+        compress_file(str(source), config(text), tmp_path / "out", overwrite=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["compress.yaml", "source"]
+
+
+def test_a_directory_that_is_not_empty_is_not_replaced(tmp_path, config):
+    source = save_tiny("qwen3_moe", tmp_path / "source")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("keep me")
+    with pytest.raises(InputError, match="is not empty"):
+        compress_file(str(source), config("dense: [{name: fp8}]\n"), tmp_path / "out", overwrite=False)
