@@ -22,7 +22,8 @@ class CalibrationOptions(Intake):
     """`calibration:`: what is read, how it is cut into pieces, and which statistics are kept."""
 
     domains: tuple[Domain, ...] = Field(default=(Domain(name="agent", path="reference:agent"),), min_length=1)
-    statistics: Literal["default", "all"] = "default"  # all adds output_sum, for ean_ca and mone
+    # all adds output_sum, for ean_ca and mone; samples adds to that a token sample, for reroute
+    statistics: Literal["default", "all", "samples"] = "default"
 
     @model_validator(mode="after")
     def _distinct_names(self) -> "CalibrationOptions":
@@ -58,3 +59,12 @@ class RunConfig(Section):
     evaluation: Evaluation = Evaluation()
     tracking: TrackingOptions = TrackingOptions()
     runtime: RuntimeOptions = RuntimeOptions()
+
+    @model_validator(mode="after")
+    def _statistics_suffice(self) -> "RunConfig":
+        if self.calibration.statistics == "default":
+            for criterion in (self.selection.criterion, *self.evaluation.baselines):
+                if "output_sum" in getattr(criterion, "needs", ()):
+                    name = getattr(criterion, "name", "")
+                    raise ValueError(f"criterion {name} needs the mean outputs: set calibration.statistics: all")
+        return self

@@ -190,7 +190,7 @@ class Tally:
             found.append(f"the data has {counts['tokens']} tokens, fewer than the limit tokens={self.domain.tokens}")
         if self.skipped:
             found.append(self._skips())
-        if counts["tokens_lost"]:
+        if counts["tokens_lost"] and not self.domain.trajectory_tokens:  # a stated cap is no surprise
             found.append(self._lost())
         if counts["calls_without_tools"]:
             found.append(f"{counts['calls_without_tools']} trajectories call tools without a `tools` list")
@@ -219,8 +219,6 @@ class Tally:
     def _lost(self) -> str:
         tokens = _share(self.counts["tokens_lost"], self.counts["tokens_before_overflow"])
         sentence = f"{tokens:.1%} of the tokens are lost (overflow={self.intake.overflow}"
-        if self.domain.trajectory_tokens:
-            sentence += f", trajectory_tokens={self.domain.trajectory_tokens}"
         for role in ("assistant", "tool"):
             if turns := self.counts[f"{role}_turns"]:
                 sentence += f"; {_share(self.counts[f'{role}_turns_lost'], turns):.1%} of the {role} turns"

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.statistics import Layer
 from moeprune.checkpoint.inventory import Inventory, checkpoint_fingerprint, inventory
 from moeprune.config.schema import RunConfig
@@ -15,13 +16,18 @@ from moeprune.data.trajectories import TokenSet, load_tokens
 from moeprune.models.families import family_of
 from moeprune.models.layers import family_for
 from moeprune.models.loading import LoadedModel, device_of, load_config, load_model, load_tokenizer, local_directory
-from moeprune.selection.budget import layer_budgets
+from moeprune.selection.budget import check_budget
 
 
 class Inputs:
     """Everything is made on first use: a resumed run whose stages are done loads neither model nor data."""
 
     def __init__(self, config: RunConfig) -> None:
+        if config.dense and not config.checkpoint.save:
+            raise InputError(
+                "dense: a compressed model is measured as it is written and loaded again, and checkpoint.save is "
+                "false; set checkpoint.save=true, or dense=[]"
+            )
         self.config = config
 
     def borrow(self, other: "Inputs") -> None:
@@ -109,7 +115,7 @@ class Inputs:
 
     def inspect(self) -> None:
         """Refuse a model, a budget or a ruler that cannot work, before data is read or weights are loaded."""
-        layer_budgets(self.layers, self.config.selection.budget)
+        check_budget(self.layers, self.config.selection.budget)
         if self.config.evaluation.harness:
             from moeprune.evaluation.harness import require_tasks
 

@@ -11,7 +11,7 @@ from moeprune.artifacts.files import read_json
 from moeprune.artifacts.metrics import save_metrics
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.artifacts.statistics import RoutingStatistics
-from moeprune.checkpoint.writer import prune_checkpoint
+from moeprune.checkpoint.writer import PruneReport, prune_checkpoint
 from moeprune.data.options import Domain, Part
 from moeprune.data.trajectories import load_records
 from moeprune.evaluation.agent import agent_questions
@@ -25,11 +25,12 @@ from moeprune.selection.options import SelectionOptions
 from moeprune.selection.select import select
 
 OWN = "own"  # label of the run's own criterion among the plans that are measured together
+PRUNED = "pruned"  # directory of the pruned model while `dense` has yet to make the checkpoint of it
 Entry = dict[str, Any]
 Measured = tuple[dict[str, dict[str, float]], list[str]]  # label -> metrics; what their readers must know
 
 
-def _stage(run: Run, name: str, key: str, work: Callable[[], tuple[Entry, list[str]]]) -> Entry:
+def stage(run: Run, name: str, key: str, work: Callable[[], tuple[Entry, list[str]]]) -> Entry:
     """The stage's entry: the one in run.json when it was made from the same inputs, otherwise what `work` leaves."""
     done = run.entry(name, key)
     if done is not None:
@@ -62,10 +63,10 @@ def record_stage(run: Run, inputs: Inputs, shared: Path) -> RoutingStatistics:
         entry["tokens_per_second"] = statistics.manifest["tokens_per_second"]
         return entry, list(statistics.manifest["warnings"])
 
-    _stage(run, "record", key, work)
+    stage(run, "record", key, work)
     if not path.is_file():  # somebody cleaned the shared recordings
         run.forget("record")
-        _stage(run, "record", key, work)
+        stage(run, "record", key, work)
     return RoutingStatistics.load(path)
 
 
@@ -116,7 +117,7 @@ def select_stage(run: Run, statistics: RoutingStatistics) -> dict[str, PrunePlan
         describe_plan(plan)
         return {"plan": "plan.json", "baselines": list(baselines)}, list(plan.warnings)
 
-    _stage(run, "select", key, work)
+    stage(run, "select", key, work)
     paths = {OWN: run.directory / "plan.json"}
     paths |= {label: run.directory / "baselines" / label / "plan.json" for label in baselines}
     return {label: PrunePlan.load(path) for label, path in paths.items()}
@@ -136,34 +137,27 @@ def baseline_options(run: Run) -> dict[str, SelectionOptions]:
 def describe_plan(plan: PrunePlan) -> None:
     """One line a layer: what was asked, what is kept, and how good the choice provably is."""
     for layer in plan.layers:
-        gap = "" if layer.gap is None else f", at most {100 * layer.gap:.2f} % above the best possible"
+        proved = layer.gap is None or layer.status == "proved_optimal"
+        gap = "" if proved else f", at most {100 * (layer.gap or 0):.2f} % above the best possible"
         say(
             f"select: {layer.name} keeps {len(layer.kept)} of {layer.num_experts}, removes {len(layer.pruned)} "
-            f"({layer.status}{gap})"
+            f"({layer.status.replace('_', ' ')}{gap})"
         )
 
 
 def prune_stage(run: Run, inputs: Inputs, plan: PrunePlan) -> Entry:
     """The pruned checkpoint, or only its size when `checkpoint.save` is false."""
     options = run.config.checkpoint
-    key = stage_key("prune", inputs.model_identity, options, plan.model_dump(mode="json"))
-    target = run.directory / "checkpoint"
+    written = options.model_dump(mode="json", exclude={"layout"})
+    key = stage_key("prune", inputs.model_identity, written, plan.model_dump(mode="json"))
+    target = run.directory / (PRUNED if run.config.dense else "checkpoint")
 
     def work() -> tuple[Entry, list[str]]:
         if not options.save:
             sizes = kept_sizes(inputs, plan)
             say(f"prune: in memory only; {sizes['parameters']:,} of {sizes['parameters_base']:,} parameters stay")
             return {"checkpoint": None, **sizes}, []
-        with progress("writing", unit="bytes") as advance:
-            report = prune_checkpoint(
-                inputs.directory,
-                plan,
-                target,
-                overwrite=True,  # the run's own directory
-                mtp=options.mtp,
-                on_progress=advance,
-                provenance={"config": run.config.model_dump(mode="json"), "commit": run.record["commit"]},
-            )
+        report = write_pruned(run, inputs, plan, target)
         sizes = {
             "parameters": report.parameters,
             "parameters_base": report.parameters_base,
@@ -171,9 +165,23 @@ def prune_stage(run: Run, inputs: Inputs, plan: PrunePlan) -> Entry:
             "bytes_base": report.bytes_base,
         }
         say(f"prune: {report.parameters:,} of {report.parameters_base:,} parameters, {report.bytes / 1e6:,.1f} MB")
-        return {"checkpoint": "checkpoint", **sizes}, list(report.warnings)
+        return {"checkpoint": target.name, **sizes}, list(report.warnings)
 
-    return _stage(run, "prune", key, work)
+    return stage(run, "prune", key, work)
+
+
+def write_pruned(run: Run, inputs: Inputs, plan: PrunePlan, target: Path) -> PruneReport:
+    """The pruned checkpoint at `target`, in the run's own directory."""
+    with progress("writing", unit="bytes") as advance:
+        return prune_checkpoint(
+            inputs.directory,
+            plan,
+            target,
+            overwrite=True,
+            mtp=run.config.checkpoint.mtp,
+            on_progress=advance,
+            provenance={"config": run.config.model_dump(mode="json"), "commit": run.record["commit"]},
+        )
 
 
 def kept_sizes(inputs: Inputs, plan: PrunePlan) -> Entry:
@@ -188,21 +196,24 @@ def kept_sizes(inputs: Inputs, plan: PrunePlan) -> Entry:
     return {name: round(total) for name, total in sizes.items()}
 
 
-def evaluation_key(inputs: Inputs, plans: Mapping[str, PrunePlan]) -> str:
+def evaluation_key(inputs: Inputs, plans: Mapping[str, PrunePlan], made: Entry) -> str:
     written = [plan.model_dump(mode="json", include={"layers"}) for plan in plans.values()]
-    return stage_key("evaluate", inputs.model_identity, inputs.evaluation_identity, inputs.config.calibration, written)
+    compressed = [made["key"]] if inputs.config.dense else []
+    read = (inputs.model_identity, inputs.evaluation_identity, inputs.config.calibration)
+    return stage_key("evaluate", *read, written, *compressed)
 
 
 def evaluate_stage(
     run: Run,
     inputs: Inputs,
     plans: Mapping[str, PrunePlan],
-    sizes: Entry,
+    made: Entry,
     *,
     measuring: Callable[[Inputs, Mapping[str, PrunePlan]], Measured] | None = None,
 ) -> dict[str, float]:
     """metrics.json: the run's plan and its baselines against the unpruned model, on held-out data.
 
+    made: the entry of the stage that made the checkpoint (prune, or dense), with its sizes and metrics of its own.
     measuring: where the measurements come from (default: `measure`); a grid measures several runs at once.
     """
     path = run.directory / "metrics.json"
@@ -213,14 +224,14 @@ def evaluate_stage(
         for label, values in measured.items():
             if label != OWN:
                 metrics |= {f"baseline/{label}/{name}": value for name, value in values.items()}
-        metrics |= size_metrics(sizes)
+        metrics |= size_metrics(made) | made.get("metrics", {})
         stability = [layer.stability["jaccard"] for layer in plans[OWN].layers if layer.stability]
         if stability:
             metrics["stability/jaccard"] = sum(stability) / len(stability)
         save_metrics(path, metrics)
         return {"metrics": "metrics.json"}, warnings
 
-    _stage(run, "evaluate", evaluation_key(inputs, plans), work)
+    stage(run, "evaluate", evaluation_key(inputs, plans, made), work)
     return dict(read_json(path))
 
 
@@ -246,24 +257,24 @@ def measure(inputs: Inputs, plans: Mapping[str, PrunePlan]) -> Measured:
         say(f"evaluate: task {task}")
         questions, task_warnings = agent_questions(task_records(inputs, task), count=options.task_questions)
         warnings += task_warnings
-        _merge(metrics, agent_task(loaded.model, loaded.tokenizer, questions, plans, name=task))
+        merge(metrics, agent_task(loaded.model, loaded.tokenizer, questions, plans, name=task))
     if options.loops:
         say("evaluate: loop rate")
-        _merge(metrics, loop_rate(loaded.model, loaded.tokenizer, tokens, plans))
+        merge(metrics, loop_rate(loaded.model, loaded.tokenizer, tokens, plans))
     if options.harness:
         say(f"evaluate: lm-eval {', '.join(options.harness)}")
         from moeprune.evaluation.harness import harness
 
-        _merge(metrics, harness(loaded.model, loaded.tokenizer, options.harness, plans))
+        merge(metrics, harness(loaded.model, loaded.tokenizer, options.harness, plans))
     if options.speed:
         say("evaluate: speed")
         from moeprune.evaluation.speed import speed
 
-        _merge(metrics, speed(loaded.model, plans, tokens))
+        merge(metrics, speed(loaded.model, plans, tokens))
     return metrics, warnings
 
 
-def _merge(metrics: dict[str, dict[str, float]], more: Mapping[str, Mapping[str, float]]) -> None:
+def merge(metrics: dict[str, dict[str, float]], more: Mapping[str, Mapping[str, float]]) -> None:
     for label, values in more.items():
         metrics[label].update(values)
 
@@ -287,7 +298,7 @@ def report_stage(run: Run, plans: Mapping[str, PrunePlan], metrics: Mapping[str,
         write_report(run.directory)
         return {"report": "report.html"}, track(run, plans[OWN], metrics)
 
-    _stage(run, "report", key, work)
+    stage(run, "report", key, work)
     return run.directory / "report.html"
 
 
