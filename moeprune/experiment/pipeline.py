@@ -1,4 +1,4 @@
-"""One run: record -> select -> prune -> evaluate -> report. Each stage is done once and found again by its key."""
+"""One run: record, select, prune, dense, evaluate, report. Each stage is done once and found again by its key."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

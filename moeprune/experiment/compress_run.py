@@ -1,0 +1,153 @@
+"""`dense:` in a run: the pruned model is compressed into the run's one checkpoint and measured as it loads again.
+
+Experts go first: the prune stage writes `pruned/`, the dense stage makes `checkpoint/` of it and removes it. What is
+measured is the checkpoint as stock transformers loads it, so float8 layers also round what comes in.
+"""
+
+import shutil
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from moeprune.artifacts.plan import PrunePlan
+from moeprune.evaluation.agent import accuracy_metrics, agent_questions
+from moeprune.evaluation.decoding import end_tokens
+from moeprune.evaluation.fidelity import bounded_batch_tokens, compare, logits_of, pruned_logits
+from moeprune.evaluation.generation import (
+    OPEN_PROMPTS,
+    OPEN_TOKENS,
+    PROMPT_TOKENS,
+    agent_answers,
+    agent_task,
+    loop_metrics,
+    loop_rate,
+    open_outputs,
+)
+from moeprune.evaluation.intervals import base_metrics
+from moeprune.evaluation.loops import open_prompts
+from moeprune.experiment.compress_write import compress_checkpoint, need_data
+from moeprune.experiment.console import progress, say
+from moeprune.experiment.inputs import Inputs
+from moeprune.experiment.runs import Run, stage_key
+from moeprune.experiment.stages import OWN, PRUNED, Entry, Measured, merge, stage, task_records, write_pruned
+from moeprune.models.loading import without_bars
+from moeprune.models.pruned import pruned
+
+
+def dense_key(inputs: Inputs, plan: PrunePlan) -> str:
+    """Of the compressed checkpoint. Calibration enters only where a method looks at it."""
+    config = inputs.config
+    data = inputs.calibration_identity if need_data(config.dense) else None
+    layers = plan.model_dump(mode="json", include={"layers"})
+    return stage_key("dense", inputs.model_identity, data, config.checkpoint, list(config.dense), layers)
+
+
+def require_compressible(inputs: Inputs) -> None:
+    """Raises InputError for targets, orders and formats that would be refused when the experts are gone."""
+    from moeprune.dense.export import Export
+
+    config = inputs.config
+    Export(inputs.checkpoint, inputs.loaded.model, config.dense, layout=config.checkpoint.layout)
+
+
+def dense_stage(run: Run, inputs: Inputs, plan: PrunePlan, sizes: Entry) -> Entry:
+    """The run's checkpoint: the pruned model with its weights compressed; `pruned/` is gone afterwards."""
+    config = run.config
+    source = run.directory / PRUNED
+
+    def work() -> tuple[Entry, list[str]]:
+        if not source.is_dir():  # an earlier call was stopped after removing it, or this stage is done again
+            write_pruned(run, inputs, plan, source)
+        tokens = inputs.calibration if need_data(config.dense) else None
+        report = compress_checkpoint(
+            source,
+            run.directory / "checkpoint",
+            config.dense,
+            tokens,
+            dtype=config.model.dtype,
+            device=config.runtime.device,
+            batch_tokens=config.runtime.batch_tokens,
+            layout=config.checkpoint.layout,
+            overwrite=True,  # the run's own directory
+            provenance={"config": config.model_dump(mode="json"), "commit": run.record["commit"]},
+        )
+        shutil.rmtree(source)
+        say(f"dense: {report.bytes / 1e6:,.1f} of {sizes['bytes_base'] / 1e6:,.1f} MB")
+        told = report.as_json()
+        entry = {"checkpoint": "checkpoint", "parameters": sizes["parameters"], "bytes": report.bytes}
+        entry |= {name: sizes[name] for name in ("parameters_base", "bytes_base")}
+        return {**entry, **told["dense"], "reloaded": asdict(report.reloaded)}, list(report.warnings)
+
+    return stage(run, "dense", dense_key(inputs, plan), work)
+
+
+def measure_written(inputs: Inputs, plans: Mapping[str, PrunePlan], directory: Path) -> Measured:
+    """Like `stages.measure`, but the run's own model is the checkpoint in `directory`; baselines only lose experts."""
+    options, tokens = inputs.config.evaluation, inputs.evaluation
+    teacher, tokenizer = inputs.loaded.model, inputs.loaded.tokenizer
+    student = load_written(directory, like=teacher)
+    others = {label: plan for label, plan in plans.items() if label != OWN}
+    logits = {OWN: logits_of(student)} | {label: pruned_logits(teacher, plan) for label, plan in others.items()}
+    size = bounded_batch_tokens(teacher, inputs.config.runtime.batch_tokens)
+    with progress("evaluating") as advance:
+        comparisons = compare(logits_of(teacher), logits, tokens, batch_tokens=size, on_progress=advance)
+    metrics = {label: comparison.metrics() for label, comparison in comparisons.items()}
+    warnings = [*tokens.warnings, *comparisons[OWN].warnings]
+    for task in options.tasks:
+        say(f"evaluate: task {task}")
+        questions, told = agent_questions(task_records(inputs, task), count=options.task_questions)
+        warnings += told
+        base = agent_answers(teacher, tokenizer, questions)
+        own = accuracy_metrics(task, agent_answers(student, tokenizer, questions), base)
+        merge(metrics, {OWN: own} | agent_task(teacher, tokenizer, questions, others, name=task, base=base))
+    if options.loops:
+        say("evaluate: loop rate")
+        merge(metrics, _loops(inputs, student, others))
+    if options.harness:
+        say(f"evaluate: lm-eval {', '.join(options.harness)}")
+        merge(metrics, _harness(inputs, student, others))
+    if options.speed:
+        say("evaluate: speed")
+        from moeprune.evaluation.speed import compare_speed
+
+        subjects: dict[str, tuple[Any, AbstractContextManager[Any]]] = {OWN: (student, nullcontext())}
+        subjects |= {label: (teacher, pruned(teacher, plan)) for label, plan in others.items()}
+        merge(metrics, compare_speed((teacher, nullcontext()), subjects, tokens))
+        warnings.append("speed: transformers unpacks compressed weights, so speed and memory are those of plain ones")
+    return metrics, warnings
+
+
+def load_written(directory: Path, *, like: Any) -> Any:
+    """The checkpoint as stock transformers loads it, on the device and in the dtype of `like`."""
+    with without_bars():
+        model = type(like).from_pretrained(directory, dtype="auto").eval()
+    with torch.no_grad():
+        model(input_ids=torch.arange(8)[None], use_cache=False)  # packed weights are unpacked by the first forward
+    return model.to(like.device, like.dtype)  # only now, so that they are unpacked in their own dtype
+
+
+def _loops(inputs: Inputs, student: Any, others: Mapping[str, PrunePlan]) -> dict[str, dict[str, float]]:
+    teacher, tokenizer = inputs.loaded.model, inputs.loaded.tokenizer
+    chosen = open_prompts(
+        inputs.evaluation,
+        count=OPEN_PROMPTS,
+        prompt_tokens=PROMPT_TOKENS,
+        max_new_tokens=OPEN_TOKENS,
+        end_ids=end_tokens(teacher, tokenizer),
+    )
+    base = open_outputs(teacher, tokenizer, chosen)
+    own = loop_metrics(open_outputs(student, tokenizer, chosen), base)
+    return {OWN: own} | loop_rate(teacher, tokenizer, inputs.evaluation, others, base=base)
+
+
+def _harness(inputs: Inputs, student: Any, others: Mapping[str, PrunePlan]) -> dict[str, dict[str, float]]:
+    from moeprune.evaluation.harness import harness, harness_metrics
+
+    teacher, tokenizer, tasks = inputs.loaded.model, inputs.loaded.tokenizer, inputs.config.evaluation.harness
+    base = harness_metrics(teacher, tokenizer, tasks)
+    own = harness_metrics(student, tokenizer, tasks) | base_metrics(base)
+    return {OWN: own} | harness(teacher, tokenizer, tasks, others, base=base)
