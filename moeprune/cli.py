@@ -57,7 +57,9 @@ def _start(as_json: bool) -> None:
 def run(
     config: Path,
     overrides: Overrides = None,
-    until: Annotated[str | None, typer.Option(help="Stop after this stage: record, select, prune, evaluate.")] = None,
+    until: Annotated[
+        str | None, typer.Option(help="Stop after this stage: record, select, prune, dense, evaluate.")
+    ] = None,
     redo: Annotated[str | None, typer.Option(help="Run this stage and those after it again.")] = None,
     output: Annotated[Path, typer.Option(help="Directory of run directories.")] = Path("runs"),
     as_json: Json = False,

@@ -136,8 +136,10 @@ def _run_group(group: Runs, directory: Path, shared: Path, loaded: dict[str, Inp
             errors[name] = f"{type(error).__name__}: {error}"
 
     for name in group:
-        attempt(name, until="prune")
-    measurements = _Together({name: ready[name] for name in group if name not in errors}, directory)
+        attempt(name, until="dense")
+    # A compressed model is no plan of the shared model: its run measures it alone.
+    alike = {name: ready[name] for name in group if name not in errors and not group[name].dense}
+    measurements = _Together(alike, directory)
     for name in group:
         if name not in errors:
             attempt(name, measuring=measurements.of(name))

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.config.load import load_run
 from moeprune.config.schema import RunConfig
-from moeprune.experiment import stages
+from moeprune.experiment import compress_run, stages
 from moeprune.experiment.console import logged, say
 from moeprune.experiment.inputs import Inputs
 from moeprune.experiment.runs import STAGES, Run, locked
@@ -60,16 +61,23 @@ def run_pipeline(
 
 def _run(run: Run, inputs: Inputs, shared: Path, last: int, measuring: Measuring) -> Outcome:
     say(f"run: {run.directory}")
+    if run.config.dense and last >= STAGES.index("dense") and "dense" not in run.record["stages"]:
+        compress_run.require_compressible(inputs)
     statistics = stages.record_stage(run, inputs, shared)
     if last == STAGES.index("record"):
         return _outcome(run, {}, run.directory / run.record["stages"]["record"]["statistics"])
     plans = stages.select_stage(run, statistics)
     if last == STAGES.index("select"):
         return _outcome(run, {}, run.directory / "plan.json")
-    sizes = stages.prune_stage(run, inputs, plans[stages.OWN])
+    made = stages.prune_stage(run, inputs, plans[stages.OWN])
     if last == STAGES.index("prune"):
-        return _outcome(run, {}, run.directory / "checkpoint")
-    metrics = stages.evaluate_stage(run, inputs, plans, sizes, measuring=measuring)
+        return _outcome(run, {}, run.directory / (made["checkpoint"] or "run.json"))
+    if run.config.dense:
+        made = compress_run.dense_stage(run, inputs, plans[stages.OWN], made)
+        measuring = partial(compress_run.measure_written, directory=run.directory / made["checkpoint"])
+    if last == STAGES.index("dense"):
+        return _outcome(run, {}, run.directory / (made["checkpoint"] or "run.json"))
+    metrics = stages.evaluate_stage(run, inputs, plans, made, measuring=measuring)
     if last == STAGES.index("evaluate"):
         return _outcome(run, metrics, run.directory / "metrics.json")
     return _outcome(run, metrics, stages.report_stage(run, plans, metrics))
