@@ -87,7 +87,8 @@ def reload_keys(config: Any, entries: Mapping[str, Entry]) -> tuple[set[str], se
     }
     try:
         with _quiet_loading():
-            _, info = model_class(config).from_pretrained(
+            found, config = model_class(config)
+            _, info = found.from_pretrained(
                 None, config=config, state_dict=tensors, device_map="meta", output_loading_info=True
             )
     except RuntimeError as error:  # transformers' answer to shapes that do not fit and to conversions that fail

@@ -55,7 +55,7 @@ def record(
         "base_model": {
             "name": name,
             "revision": revision,
-            "model_type": source.memory.config.model_type,
+            "model_type": source.memory.model_type,
             "fingerprint": plan.model_fingerprint,
             "config_sha256": hashlib.sha256(source.config_text.encode()).hexdigest(),
             "moeprune": json.loads(earlier.read_text(encoding="utf-8")) if earlier.is_file() else None,

@@ -97,6 +97,7 @@ def inventory(directory: Path) -> Inventory:
     tensors = tuple(_classified(memory, file, entry) for file, entry in entries)
     _require_complete(directory, memory, tensors)
     _require_understood_blocks(memory, tensors)
+    _require_no_tables_of_experts(memory, tensors)
     text = (directory / "config.json").read_bytes().decode("utf-8")
     by_name = {tensor.name: tensor for tensor in tensors}
     return Inventory(directory, text, config, memory, tensors, metadata, index, _version_warnings(), by_name)
@@ -108,7 +109,7 @@ def checkpoint_fingerprint(checkpoint: Inventory) -> str:
 
     tensors = [router_tensor(checkpoint, layer.name) for layer in checkpoint.layers]
     weights = (read_floats(checkpoint.directory / tensor.shard, tensor.entry) for tensor in tensors)
-    return fingerprint(checkpoint.memory.config.model_type, checkpoint.layers, weights)
+    return fingerprint(checkpoint.memory.model_type, checkpoint.layers, weights)
 
 
 def router_tensor(checkpoint: Inventory, layer: str) -> Tensor:
@@ -275,6 +276,17 @@ def _require_understood_blocks(memory: MemoryModel, tensors: tuple[Tensor, ...])
             raise InputError(
                 f"{tensor.name}: an unknown tensor of shape {list(tensor.entry.shape)} in a MoE block of "
                 f"{memory.num_experts} experts; whether it has to be cut is not known, so nothing is written"
+            )
+
+
+def _require_no_tables_of_experts(memory: MemoryModel, tensors: tuple[Tensor, ...]) -> None:
+    """Whole numbers in a router may be expert ids, as in a table of experts by token, and would need renumbering."""
+    routers = tuple(name.rpartition(".")[0] + "." for name in memory.router_weights.values())
+    integers = {n for n, t in memory.model.state_dict().items() if not t.is_floating_point() and t.numel() > 1}
+    for tensor in tensors:
+        if tensor.target is not None and tensor.target in integers and tensor.target.startswith(routers):
+            raise InputError(
+                f"{tensor.name}: whole numbers in a router, perhaps expert ids; how to renumber them is not known"
             )
 
 

@@ -5,7 +5,9 @@ built on the meta device, so nothing here reads a weight.
 """
 
 import copy
+import json
 import re
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,6 +64,11 @@ class MemoryModel:
         self.expert_axes = self._find_expert_axes(config_json) if moe_layers else {}
 
     @property
+    def model_type(self) -> str:
+        """Of the model that is loaded: the text part's, where a multimodal checkpoint loads as a language model."""
+        return str(self.model.config.model_type)
+
+    @property
     def family(self) -> Family:
         """The row of the family table. Raises InputError for a dense model."""
         from moeprune.models.layers import family_for
@@ -72,7 +79,7 @@ class MemoryModel:
         double = with_expert_count(
             copy.deepcopy(dict(config_json)), self.family, self.num_experts, 2 * self.num_experts
         )
-        other = {n: tuple(t.shape) for n, t in empty_model(type(self.config).from_dict(double)).state_dict().items()}
+        other = {n: tuple(t.shape) for n, t in empty_model(parsed_config(json.dumps(double))).state_dict().items()}
         if set(other) != set(self.shapes):
             name = sorted(set(other) ^ set(self.shapes))[0]
             raise InputError(f"{name}: exists or not depending on the number of experts; this layout is not understood")
@@ -153,6 +160,15 @@ def expert_number(name: str) -> int | None:
     return int(match.group()) if match else None
 
 
+def parsed_config(text: str) -> Any:
+    """The transformers config of a config.json with this text, read as it would be from a checkpoint."""
+    from moeprune.models.loading import load_config
+
+    with tempfile.TemporaryDirectory(prefix="moeprune-") as directory:
+        (Path(directory) / "config.json").write_text(text, encoding="utf-8")
+        return load_config(Path(directory))
+
+
 def empty_model(config: Any) -> Any:
     """The model that loading a checkpoint with this config gives, on the meta device: shapes without memory."""
     import torch
@@ -171,9 +187,10 @@ def auto_class(config: Any) -> Any:
     raise InputError(f"{config.model_type}: transformers has no language model class for this config")
 
 
-def model_class(config: Any) -> Any:
-    """The transformers class that loads this config."""
-    return auto_class(config)._model_mapping[type(config)]
+def model_class(config: Any) -> tuple[Any, Any]:
+    """(class, config) as the auto class resolves them: a language model may take only the text part of the config."""
+    found = auto_class(config)._model_mapping[type(config)]
+    return found, config if found.config_class is type(config) else config.get_text_config()
 
 
 def _has_experts(model: Any) -> bool:

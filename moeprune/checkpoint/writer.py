@@ -19,6 +19,7 @@ from moeprune.checkpoint.audit import Audit, require_counts, require_reload, req
 from moeprune.checkpoint.edits import expert_edits, mtp_edits
 from moeprune.checkpoint.headers import Entry
 from moeprune.checkpoint.inventory import Inventory, inventory
+from moeprune.checkpoint.memory_names import parsed_config
 from moeprune.checkpoint.model_config import QUANTIZATION_FILES, count_edits, quantization_edits, renamed_modules
 from moeprune.checkpoint.model_config import mtp_edits as mtp_config_edits
 from moeprune.checkpoint.options import MtpPolicy
@@ -140,7 +141,7 @@ class _Checks:
 
     def rehearse(self) -> None:
         """Load the model that will be written, from names and shapes alone, before a byte is copied."""
-        config = type(self.source.memory.config).from_dict(json.loads(self.work.texts[CONFIG]))
+        config = parsed_config(self.work.texts[CONFIG])
         require_counts(config, self.source, self.kept)
         if self.source.quantization is None:
             self.unused = require_reload(config, self.work.entries, self.source)
@@ -148,12 +149,10 @@ class _Checks:
     def finish(self, directory: Path, entries: Mapping[str, Entry]) -> dict[str, str]:
         """The card and the record of a directory whose files are as planned."""
         from moeprune.models.layers import fingerprint
-        from moeprune.models.loading import load_config
 
-        model_type = load_config(directory).model_type
         routers = require_routers(directory, entries, self.source, self.plan.kept)
         layers = [replace(layer, num_experts=self.kept) for layer in self.source.layers]
-        self.fingerprint = fingerprint(model_type, layers, routers)
+        self.fingerprint = fingerprint(self.source.memory.model_type, layers, routers)
         method = self.source.quantization
         self.audit = Audit(
             tensors=len(entries),

@@ -21,7 +21,7 @@ def plan_for(directory: Path, kept: Sequence[int] | Mapping[str, Sequence[int]] 
     """A plan that keeps these experts in every layer, or in each layer by name."""
     checkpoint = inventory(directory)
     return PrunePlan(
-        model_type=checkpoint.memory.config.model_type,
+        model_type=checkpoint.memory.model_type,
         model_fingerprint=checkpoint_fingerprint(checkpoint),
         statistics_key="0123456789ab",
         criterion={"name": "hope", "product": "norms"},

@@ -189,3 +189,26 @@ def test_fused_experts_with_scales(tmp_path):
         expected = tensor.view(torch.uint8)[list(KEPT)] if cut else tensor.view(torch.uint8)
         assert torch.equal(after[name].view(torch.uint8), expected), name
         assert after[name].dtype == tensor.dtype
+
+
+def test_mxfp4_experts(tmp_path):
+    """As gpt-oss is published: blocks and scales of fused experts, biases in bf16, module lists without numbers."""
+    source = save_tiny("gpt_oss", tmp_path / "source", dtype="bfloat16")
+    tensors = tensors_of(source)
+    for layer in range(2):
+        for name, rows, columns in (("gate_up_proj", 96, 32), ("down_proj", 32, 64)):
+            del tensors[f"model.layers.{layer}.mlp.experts.{name}"]
+            fused = f"model.layers.{layer}.mlp.experts.{name}"
+            tensors[f"{fused}_blocks"] = filled(8, rows, columns // 32, 16, dtype=torch.uint8, seed=layer)
+            tensors[f"{fused}_scales"] = filled(8, rows, columns // 32, dtype=torch.uint8, seed=layer + 9)
+    save_single(source, tensors)
+    ignored = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    edit_config(source, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ignored})
+    prune_checkpoint(source, plan_for(source), tmp_path / "out")
+    after = tensors_of(tmp_path / "out")
+    assert after.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        cut = ".experts." in name or ".router." in name
+        assert torch.equal(after[name], tensor[list(KEPT)] if cut else tensor), name
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["quantization_config"]["modules_to_not_convert"] == ignored

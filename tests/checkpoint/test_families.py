@@ -1,0 +1,131 @@
+"""Every family of the table that is not refused: its checkpoint is cut right and nothing else in it changes.
+
+`pytest tests/checkpoint -k NAME` runs one; a family is tested by being a row of the table.
+"""
+
+import json
+import random
+
+import pytest
+import torch
+
+from moeprune.artifacts.errors import InputError
+from moeprune.checkpoint.edits import expert_edits
+from moeprune.checkpoint.inventory import inventory
+from moeprune.checkpoint.memory_names import auto_class
+from moeprune.checkpoint.model_config import COUNT_KEYS
+from moeprune.checkpoint.placement import Placement
+from moeprune.checkpoint.rewrite import plan_work, write_work
+from moeprune.checkpoint.writer import prune_checkpoint
+from moeprune.models.families import FAMILIES
+from moeprune.models.layers import find_moe_layers, model_fingerprint
+from moeprune.models.loading import load_config
+from moeprune.models.pruned import pruned
+from tests.checkpoint.sources import contents, plan_for
+from tests.tiny import TINY, inputs, save_tiny
+
+ROWS = [name for name, row in FAMILIES.items() if not row.refused]
+KEPT = (1, 2, 3, 4, 5, 7)  # three in each half: fits routers with two groups
+
+
+@pytest.fixture(scope="module", params=ROWS)
+def family(request, tmp_path_factory):
+    """(name, checkpoint directory, loaded model)."""
+    directory = save_tiny(request.param, tmp_path_factory.mktemp(request.param) / "source", shard_size="60KB")
+    return request.param, directory, load(directory)
+
+
+def load(directory):
+    model, info = auto_class(load_config(directory)).from_pretrained(
+        directory, dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(info.values()), info
+    return model.eval()
+
+
+def logits(model, name):
+    with torch.no_grad():
+        return model(**inputs(name)).logits
+
+
+def test_every_row_has_a_tiny_model():
+    assert set(ROWS) <= set(TINY)
+
+
+def test_reloading_gives_the_model_pruned_in_memory(family, tmp_path):
+    name, source, base = family
+    plan = plan_for(source, KEPT)
+    report = prune_checkpoint(source, plan, tmp_path / "out")
+    before = logits(base, name)
+    with pruned(base, plan):
+        expected = logits(base, name)
+    assert not torch.equal(before, expected)
+    result = load(tmp_path / "out")
+    torch.testing.assert_close(logits(result, name), expected, atol=2e-6, rtol=0)
+    assert report.fingerprint == model_fingerprint(result, find_moe_layers(result))
+    assert report.audit.reload == "strict"
+
+
+def test_only_experts_routers_and_counts_change(family, tmp_path):
+    _, source, _ = family
+    prune_checkpoint(source, plan_for(source, KEPT), tmp_path / "out")
+    checkpoint = inventory(source)
+    before, after = contents(source), contents(tmp_path / "out")
+    cut = {tensor.name: tensor for tensor in checkpoint.tensors if tensor.role != "other"}
+    assert {n: v for n, v in before.items() if n not in cut} == {n: v for n, v in after.items() if n not in cut}
+    for tensor in cut.values():
+        dtype, shape, data = before[tensor.name]
+        if tensor.role == "expert" and tensor.expert in KEPT:
+            name = tensor.name.replace(f"experts.{tensor.expert}.", f"experts.{KEPT.index(tensor.expert)}.")
+            assert after[name] == before[tensor.name]
+        elif tensor.role != "expert":
+            rows = [data[i * len(data) // 8 : (i + 1) * len(data) // 8] for i in KEPT]  # all but [1, 8] have axis 0
+            expected = tuple(len(KEPT) if axis == tensor.axis else size for axis, size in enumerate(shape))
+            assert after[tensor.name] == (dtype, expected, b"".join(rows))
+    changes = set(
+        changed(
+            json.loads((source / "config.json").read_text()), json.loads((tmp_path / "out" / "config.json").read_text())
+        )
+    )
+    assert {(old, new) for _, old, new in changes} == {(8, 6)}
+    assert all(path[-1] in COUNT_KEYS and "vision_config" not in path for path, _, _ in changes)
+
+
+def changed(a, b, path=()):
+    """(path, old, new) of every value that differs; keys and their order must not."""
+    if isinstance(a, dict):
+        assert list(a) == list(b)
+        for key in a:
+            yield from changed(a[key], b[key], (*path, key))
+    elif a != b:
+        yield path, a, b
+
+
+def test_permuting_experts_changes_nothing(family, tmp_path):
+    name, source, base = family
+    checkpoint = inventory(source)
+    generator = random.Random(3)
+    orders = {}
+    for layer in checkpoint.layers:
+        size = layer.num_experts // layer.num_groups
+        orders[layer.name] = [
+            expert
+            for g in range(layer.num_groups)
+            for expert in generator.sample(range(g * size, (g + 1) * size), size)
+        ]
+    work = plan_work(checkpoint, expert_edits(checkpoint, orders), config_edits={})
+    place = Placement(tmp_path / "out", source=source, overwrite=False)
+    write_work(work, place, finish=lambda directory, entries: {})
+    assert contents(tmp_path / "out") != contents(source)
+    torch.testing.assert_close(logits(load(tmp_path / "out"), name), logits(base, name), atol=1e-4, rtol=1e-4)
+
+
+def test_a_table_of_experts_by_token_is_refused(tmp_path, monkeypatch):
+    """DeepSeek-V4's hash layers list expert ids; cutting the other tensors alone would leave ids of absent experts."""
+    from moeprune.models import families
+
+    row = families.Family("deepseek_v4", "sqrt(softplus), top-k", count_keys=("n_routed_experts",))
+    monkeypatch.setitem(families.FAMILIES, "deepseek_v4", row)
+    source = save_tiny("deepseek_v4", tmp_path / "source")
+    with pytest.raises(InputError, match="tid2eid"):
+        inventory(source)
