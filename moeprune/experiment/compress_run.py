@@ -78,6 +78,8 @@ def dense_stage(run: Run, inputs: Inputs, plan: PrunePlan, sizes: Entry) -> Entr
         shutil.rmtree(source)
         say(f"dense: {report.bytes / 1e6:,.1f} of {sizes['bytes_base'] / 1e6:,.1f} MB")
         told = report.as_json()
+        rows = [list(row.values()) for row in told["dense"]["coverage"]]
+        run.tracker.table("dense", ["role", "methods", "weights", "parameters", "example"], rows)
         entry = {"checkpoint": "checkpoint", "parameters": sizes["parameters"], "bytes": report.bytes}
         entry |= {name: sizes[name] for name in ("parameters_base", "bytes_base")}
         return {**entry, **told["dense"], "reloaded": asdict(report.reloaded)}, list(report.warnings)
