@@ -83,9 +83,9 @@ def prune_checkpoint(
     kept = require_plan_fits(checkpoint, plan, mtp)
     work, warnings = plan_pruning(checkpoint, plan.kept, kept)
     fingerprint, audit, reused = None, None, 0
+    checks = _Checks(checkpoint, plan, work, warnings, provenance or {})
+    checks.rehearse()
     if not dry_run:
-        checks = _Checks(checkpoint, plan, work, warnings, provenance or {})
-        checks.rehearse()
         reused = write_work(work, place, finish=checks.finish, on_progress=on_progress)
         fingerprint, audit = checks.fingerprint, checks.audit
     sizes = _sizes(checkpoint, work, kept)

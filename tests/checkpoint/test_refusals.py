@@ -194,3 +194,9 @@ def test_stray_weights_of_the_unpruned_model_are_left_out_and_named(source, tmp_
     assert any("consolidated.safetensors, original/model.gguf" in warning for warning in report.warnings)
     assert (tmp_path / "out" / "speakers.pt").read_bytes() == b"kept"
     assert not (tmp_path / "out" / "consolidated.safetensors").exists()
+
+
+def test_two_candidates_for_the_weights(source, tmp_path):
+    plan = plan_for(source)
+    save_file({"a": torch.ones(2)}, source / "model.safetensors")
+    refuses(tmp_path, source, r"both model\.safetensors and", plan)

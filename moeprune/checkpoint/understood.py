@@ -1,0 +1,78 @@
+"""What is refused about a checkpoint's tensors, because cutting them might be wrong."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from moeprune.artifacts.errors import InputError
+from moeprune.checkpoint.memory_names import MemoryModel, expert_number
+from moeprune.checkpoint.tensors import Tensor
+
+
+def require_understood(directory: Path, memory: MemoryModel, tensors: tuple[Tensor, ...]) -> None:
+    """Raises InputError, with a tensor's name, for incomplete experts and for what may depend on their number."""
+    _require_complete(directory, memory, tensors)
+    _require_known_blocks(memory, tensors)
+    _require_no_tables_of_experts(memory, tensors)
+
+
+def _require_complete(directory: Path, memory: MemoryModel, tensors: tuple[Tensor, ...]) -> None:
+    """Every expert has the same tensors, and every parameter with an expert axis is on disk."""
+    experts: dict[tuple[str, str], set[int]] = {}
+    for tensor in tensors:
+        if tensor.role == "expert":
+            assert tensor.expert is not None
+            before, _, after = tensor.name.rpartition(f"experts.{tensor.expert}.")
+            experts.setdefault((before, after), set()).add(tensor.expert)
+    for (before, after), ids in experts.items():
+        missing = sorted(set(range(memory.num_experts)) - ids)
+        if missing:
+            name = f"{before}experts.{missing[0]}.{after}"
+            raise InputError(
+                f"{directory}: {name} is missing, other experts of the layer have it; download the checkpoint again"
+            )
+    fed = {tensor.target for tensor in tensors}
+    for parameter in memory.expert_axes:
+        if parameter not in fed:
+            raise InputError(
+                f"{directory}: no tensor for {parameter}; the checkpoint is incomplete or of another architecture"
+            )
+
+
+def _require_known_blocks(memory: MemoryModel, tensors: tuple[Tensor, ...]) -> None:
+    """A tensor that transformers does not load, in a MoE block and with an axis as long as the experts, is refused."""
+    prefixes = tuple(_block_prefixes(tensors))
+    for tensor in tensors:
+        if tensor.target is not None or tensor.role != "other" or not tensor.name.startswith(prefixes):
+            continue
+        if memory.num_experts in tensor.entry.shape or expert_number(tensor.name) is not None:
+            raise InputError(
+                f"{tensor.name}: an unknown tensor of shape {list(tensor.entry.shape)} in a MoE block of "
+                f"{memory.num_experts} experts; whether it has to be cut is not known, so nothing is written"
+            )
+
+
+def _require_no_tables_of_experts(memory: MemoryModel, tensors: tuple[Tensor, ...]) -> None:
+    """Whole numbers in a router may be expert ids, as in a table of experts by token, and would need renumbering."""
+    routers = tuple(name.rpartition(".")[0] + "." for name in memory.router_weights.values())
+    integers = {n for n, t in memory.model.state_dict().items() if not t.is_floating_point() and t.numel() > 1}
+    for tensor in tensors:
+        if tensor.target is not None and tensor.target in integers and tensor.target.startswith(routers):
+            raise InputError(
+                f"{tensor.name}: whole numbers in a router, perhaps expert ids; how to renumber them is not known"
+            )
+
+
+def _block_prefixes(tensors: tuple[Tensor, ...]) -> Iterator[str]:
+    """What the names of a MoE block's tensors begin with on disk, e.g. `model.layers.3.block_sparse_moe.`."""
+    prefixes: dict[str, str] = {}
+    for tensor in tensors:
+        if tensor.layer is not None:
+            known = prefixes.get(tensor.layer)
+            prefixes[tensor.layer] = tensor.name if known is None else _common_modules(known, tensor.name)
+    yield from prefixes.values()
+
+
+def _common_modules(a: str, b: str) -> str:
+    """The longest common prefix that ends after a whole module name."""
+    length = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+    return a[:length].rpartition(".")[0] + "." if "." in a[:length] else ""
