@@ -1,0 +1,150 @@
+"""A small grid on the reference model: one recording, runs resumed and measured together, failures recorded."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moeprune.artifacts.errors import InputError
+from moeprune.config.grid import is_grid, load_grid, merged, only
+from moeprune.experiment.grid import run_grid
+from moeprune.experiment.preflight import check_file, fitting, parse_bytes
+
+GRIDS = sorted((Path(__file__).parents[2] / "configs" / "grids").glob("*.yaml"))
+BASE = """
+calibration: {domains: [{name: agent, path: 'reference:agent', tokens: 3000}]}
+checkpoint: {save: false}
+evaluation: {domains: [{name: agent, path: 'reference:agent', tokens: 1500}]}
+tracking: {wandb: disabled}
+"""
+AXES = """
+base: base.yaml
+axes:
+  method:
+    hope: {selection: {criterion: {name: hope, product: outputs}}}
+    reap: {selection: {criterion: {name: reap}}}
+  ratio:
+    p25: {selection: {budget: {prune: 0.25}}}
+    p50: {selection: {budget: {prune: 0.5}}}
+"""
+
+
+@pytest.fixture
+def grid(tmp_path):
+    (tmp_path / "base.yaml").write_text(BASE)
+    path = tmp_path / "grid.yaml"
+    path.write_text(AXES)
+    return path
+
+
+def results(directory):
+    return {
+        f"{run.name}/{name}": (run / name).read_bytes()
+        for run in sorted(directory.iterdir())
+        if (run / "run.json").is_file()
+        for name in ("plan.json", "metrics.json")
+    }
+
+
+def test_every_run_is_made_once_from_one_recording(grid, tmp_path):
+    outcome = run_grid(grid, [], output=tmp_path / "out")
+    assert outcome.done == ["hope-p25", "hope-p50", "reap-p25", "reap-p50"]
+    assert not outcome.failed
+    assert outcome.report.is_file()
+    assert len(list((tmp_path / "out" / "shared").iterdir())) == 1
+    assert json.loads((outcome.directory / "grid.json").read_text())["runs"] == outcome.done
+
+    alone = run_grid(grid, [], output=tmp_path / "alone", pattern="reap-p50")  # measured without company
+    for name, content in results(alone.directory).items():
+        assert results(outcome.directory)[name] == content
+
+    before = results(outcome.directory)
+    (outcome.directory / "hope-p50" / "metrics.json").unlink()  # as a kill before it was written leaves it
+    record = outcome.directory / "hope-p50" / "run.json"
+    stages = json.loads(record.read_text())
+    for stage in ("evaluate", "report"):
+        del stages["stages"][stage]
+    record.write_text(json.dumps(stages))
+    assert run_grid(grid, [], output=tmp_path / "out").done == outcome.done
+    assert results(outcome.directory) == before
+
+
+def test_a_failed_run_is_recorded_and_the_rest_go_on(grid, tmp_path):
+    text = AXES.replace("{name: reap}", "{name: file, path: nowhere.json}")
+    grid.write_text(text)
+    outcome = run_grid(grid, [], output=tmp_path / "out")
+    assert outcome.done == ["hope-p25", "hope-p50"]
+    assert set(outcome.failed) == {"reap-p25", "reap-p50"}
+    assert "nowhere.json" in json.loads((outcome.directory / "grid.json").read_text())["failed"]["reap-p25"]
+
+
+def test_everything_is_validated_before_the_first_run(grid, tmp_path):
+    with pytest.raises(InputError, match=r"grid\.yaml run hope-p25.*did you mean 'prune'"):
+        run_grid(grid, ["selection.budget.prun=3"], output=tmp_path / "out")
+    grid.write_text(AXES.replace("prune: 0.5", "prune: 29"))
+    with pytest.raises(InputError, match="top_k=4"):
+        run_grid(grid, [], output=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (AXES.replace("prune: 0.5", "prune: 0.25"), "runs hope-p25 and hope-p50 are the same config"),
+        (AXES.replace("p50:", "p/50:"), "label 'p/50' goes into the run's name"),
+        (AXES.replace("base:", "bas:"), r"grid\.yaml:2: unknown key bas"),
+        (AXES.replace("base.yaml", "none.yaml"), "no such config file"),
+        ("base: base.yaml\naxes: {}\n", "axes: expected a mapping"),
+        ("base: base.yaml\naxes: {a: [1]}\n", "axes.a: expected a mapping of label"),
+    ],
+)
+def test_a_bad_grid_is_explained(grid, text, message):
+    grid.write_text(text)
+    with pytest.raises(InputError, match=message):
+        load_grid(grid)
+
+
+def test_a_section_with_another_name_is_replaced_whole():
+    base = {"criterion": {"name": "hope", "product": "norms"}, "seed": 1}
+    assert merged(base, {"criterion": {"name": "reap"}}) == {"criterion": {"name": "reap"}, "seed": 1}
+    assert merged(base, {"criterion": {"product": "outputs"}})["criterion"] == {"name": "hope", "product": "outputs"}
+
+
+@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
+def test_every_shipped_grid_loads(path):
+    assert is_grid(path)
+    runs = load_grid(path)
+    assert len(runs) >= 24
+    assert set(only(runs, "hope-*")) < set(runs)
+
+
+def test_only_must_match_something(grid):
+    with pytest.raises(InputError, match="matches none of hope-p25"):
+        only(load_grid(grid), "man-*")
+
+
+def test_a_check_of_a_grid_lists_its_runs(grid):
+    assert check_file(grid, [])["runs"] == ["hope-p25", "hope-p50", "reap-p25", "reap-p50"]
+
+
+def test_a_check_counts_data_and_predicts_the_pass(grid):
+    summary = check_file(grid.with_name("base.yaml"), [], memory="6MB")
+    assert summary["data"]["calibration"]["agent"]["tokens"] == 3000
+    assert {row["kept"] for row in summary["budget"]} == {16}
+    assert summary["estimate"]["weight_bytes"] == 4 * 3_884_416
+    fits = {(row["prune"], row["format"]): row for row in summary["fits"]}
+    assert not fits[0.0, "bf16"]["fits"]
+    assert fits[0.5, "bf16"]["fits"]
+    assert fits[0.5, "bf16"]["bytes"] == pytest.approx(2 * 2_311_552, rel=1e-3)  # the routers' rows are not counted away
+    assert callable(fitting)
+
+
+@pytest.mark.parametrize(("text", "size"), [("80GB", 80 * 10**9), ("24GiB", 24 * 2**30), ("1.5MB", 1_500_000)])
+def test_sizes_are_read(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["80", "GB", "-1GB", "80 GBs", "nanGB"])
+def test_other_sizes_are_refused(text):
+    with pytest.raises(InputError, match="--memory"):
+        parse_bytes(text)
