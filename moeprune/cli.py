@@ -123,7 +123,9 @@ def record(
     sequence_length: Annotated[int, typer.Option()] = 512,
     overflow: Annotated[str, typer.Option(help="split, truncate or skip.")] = "split",
     batch_tokens: Annotated[int, typer.Option()] = 8192,
-    statistics: Annotated[str, typer.Option(help="default, or all (adds output_sum).")] = "default",
+    statistics: Annotated[
+        str, typer.Option(help="default, all (adds output_sum) or samples (adds a token sample too).")
+    ] = "default",
     streaming: Annotated[str, typer.Option(help="auto, on or off.")] = "auto",
     as_json: Json = False,
 ) -> None:

@@ -2,7 +2,8 @@
 
 One self-contained .safetensors file. Tensors are named `<domain>/<module path of the MoE block>/<statistic>`; the
 trajectories whose sha256 of token ids is even are also kept apart under `<domain>/<block>/half/<statistic>` (the other
-half is the difference). The manifest is JSON in the file's metadata under the key `manifest`.
+half is the difference), and a token sample, where there is one, under `<domain>/<block>/sample/<field>`. The manifest
+is JSON in the file's metadata under the key `manifest`.
 """
 
 import hashlib
@@ -18,6 +19,7 @@ from safetensors.numpy import save_file
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import whole_file
+from moeprune.artifacts.sample import FIELDS, TokenSample, joined
 
 FORMAT = "moeprune.statistics/1"
 Part = Literal["all", "even", "odd"]
@@ -35,6 +37,10 @@ class Layer:
     group_minimum: int = 1  # experts a group must keep for the router's group score to exist (2 for a top-2 sum)
     routing: str = ""  # the rule in words, e.g. "softmax over all, top-k, renormalised"
     gates_input: bool = False  # llama4: the gate multiplies the expert's input
+    # The rule in numbers, to replay it (artifacts.routing). Older files lack it, and are still of the same layer.
+    scoring: Literal["", "softmax", "sigmoid"] = field(default="", compare=False)  # "": cannot be replayed
+    renormalise: bool = field(default=True, compare=False)  # gates of the chosen experts sum to `scaling`
+    scaling: float = field(default=1.0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,8 @@ class LayerStatistics:
     norm_square_sum: np.ndarray  # (E,)    sum n^2
     gated_norm_sum: np.ndarray  # (E,)    sum g n
     output_max: np.ndarray  # (E,)    signed maximum of f over routed tokens and channels; -inf where never routed
-    output_sum: np.ndarray | None = None  # (E, H)  sum f; only with calibration.statistics: all
+    output_sum: np.ndarray | None = None  # (E, H)  sum f; only with calibration.statistics: all or samples
+    sample: TokenSample | None = None  # only with calibration.statistics: samples
 
     @property
     def count(self) -> np.ndarray:
@@ -65,15 +72,20 @@ class LayerStatistics:
         return _combine([self, other], [1, 1])
 
     def __sub__(self, other: "LayerStatistics") -> "LayerStatistics":
-        """The sums of the tokens that are in `self` and not in `other`; output_max stays an upper bound."""
-        return replace(_combine([self, other], [1, -1]), output_max=self.output_max)
+        """The sums of the tokens that are in `self` and not in `other`; output_max stays an upper bound.
+
+        Of a token sample the odd half is left: `other` is the even one.
+        """
+        assert other.sample is None or other.sample.even.all()
+        odd = None if self.sample is None else self.sample.part(~self.sample.even)
+        return replace(_combine([self, other], [1, -1]), output_max=self.output_max, sample=odd)
 
 
-SUMS = tuple(f.name for f in fields(LayerStatistics) if f.name != "output_max")
+SUMS = tuple(f.name for f in fields(LayerStatistics) if f.name not in ("output_max", "sample"))
 
 
 def _combine(parts: list[LayerStatistics], weights: Iterable[float]) -> LayerStatistics:
-    values: dict[str, np.ndarray | None] = {}
+    values: dict[str, Any] = {}
     weights = list(weights)
     for name in SUMS:
         arrays = [getattr(part, name) for part in parts]
@@ -90,7 +102,7 @@ def _combine(parts: list[LayerStatistics], weights: Iterable[float]) -> LayerSta
         values[name] = np.asarray(total)
     maxima = [part.output_max for part, weight in zip(parts, weights) if weight > 0]
     values["output_max"] = np.maximum.reduce(maxima)
-    return LayerStatistics(**values)  # type: ignore[arg-type]
+    return LayerStatistics(**values, sample=joined([part.sample for part in parts], weights))
 
 
 @dataclass(frozen=True)
@@ -163,10 +175,13 @@ class RoutingStatistics:
         for prefix, group in (("", self.domains), ("half/", self.half)):
             for domain, layers in group.items():
                 for name, sums in layers.items():
-                    for f in fields(sums):
-                        value = getattr(sums, f.name)
-                        if value is not None and not (prefix and f.name == "output_max"):
-                            tensors[f"{domain}/{name}/{prefix}{f.name}"] = np.asarray(value, order="C")
+                    for statistic in SUMS if prefix else (*SUMS, "output_max"):
+                        value = getattr(sums, statistic)
+                        if value is not None:
+                            tensors[f"{domain}/{name}/{prefix}{statistic}"] = np.asarray(value, order="C")
+                    if sums.sample is not None and not prefix:  # its tokens know their half
+                        for f in FIELDS:
+                            tensors[f"{domain}/{name}/sample/{f}"] = np.ascontiguousarray(getattr(sums.sample, f))
         manifest = {**self.manifest, "format": FORMAT, "layers": [asdict(layer) for layer in self.layers]}
         with whole_file(path) as beside:
             save_file(tensors, beside, metadata={"manifest": json.dumps(manifest, allow_nan=False)})
@@ -191,8 +206,13 @@ class RoutingStatistics:
         domains: dict[str, dict[str, LayerStatistics]] = {}
         half: dict[str, dict[str, LayerStatistics]] = {}
         for domain in manifest["domains"]:
-            domains[domain] = {layer.name: _read(tensors, f"{domain}/{layer.name}/", layer) for layer in layers}
-            half[domain] = {layer.name: _read(tensors, f"{domain}/{layer.name}/half/", layer) for layer in layers}
+            domains[domain], half[domain] = {}, {}
+            for layer in layers:
+                prefix = f"{domain}/{layer.name}/"
+                sample = _read_sample(tensors, f"{prefix}sample/", layer)
+                even = None if sample is None else sample.part(sample.even)
+                domains[domain][layer.name] = replace(_read(tensors, prefix, layer), sample=sample)
+                half[domain][layer.name] = replace(_read(tensors, f"{prefix}half/", layer), sample=even)
         return cls(manifest, layers, domains, half)
 
 
@@ -210,6 +230,19 @@ def _read(tensors: Mapping[str, np.ndarray], prefix: str, layer: Layer) -> Layer
     # halves carry sums only: a maximum has no difference
     maximum = tensors.get(prefix + "output_max", np.full(row, -np.inf))
     return LayerStatistics(output_max=maximum, **values)  # type: ignore[arg-type]
+
+
+def _read_sample(tensors: Mapping[str, np.ndarray], prefix: str, layer: Layer) -> TokenSample | None:
+    values = {name: tensors[prefix + name] for name in FIELDS if prefix + name in tensors}
+    if not values:
+        return None
+    tokens, experts = len(values.get("weight", ())), layer.num_experts
+    shapes = {"weight": (tokens,), "even": (tokens,), "logits": (tokens, experts), "bias": (experts,)}
+    shapes["outputs"] = (tokens, experts, *values.get("outputs", np.empty((0, 0, 0))).shape[2:])
+    for name in FIELDS:
+        if name not in values or values[name].shape != shapes[name]:
+            raise InputError(f"statistics: {prefix}{name} is missing or of another shape; record again")
+    return TokenSample(**values)
 
 
 def _joint_key(*keys: str) -> str:

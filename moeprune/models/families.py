@@ -27,6 +27,11 @@ SIGMOID = "sigmoid, top-k, renormalised if norm_topk_prob"
 SIGMOID_BIAS = "sigmoid, top-k of score + correction bias, gate = score, renormalised, times a scaling factor"
 LOGIT_BIAS = "top-k of logit + correction bias, gate = sigmoid(logit), renormalised if norm_topk_prob"
 
+_SCORING: dict[str, Literal["softmax", "sigmoid"]] = {
+    **dict.fromkeys((SOFTMAX_RENORM, SOFTMAX_OPTIONAL, SOFTMAX_PLAIN, SOFTMAX_GROUPS, TOP_K_SOFTMAX), "softmax"),
+    **dict.fromkeys((SIGMOID_GROUPS, SIGMOID, SIGMOID_BIAS), "sigmoid"),
+}
+
 
 @dataclass(frozen=True)
 class Family:
@@ -42,6 +47,16 @@ class Family:
     mtp_layers_key: str | None = None  # config key that counts multi-token-prediction layers
     verified: bool = False  # the conformance suite covers it
     refused: str = ""  # why the family cannot be pruned; empty when it can
+
+    @property
+    def scoring(self) -> Literal["", "softmax", "sigmoid"]:
+        """What turns the router's logits into scores, where the whole rule can be replayed (artifacts.routing)."""
+        return _SCORING.get(self.routing, "")
+
+    @property
+    def renormalises(self) -> bool:
+        """Whether gates of the chosen experts sum to a constant, unless the router's norm_topk_prob says otherwise."""
+        return self.routing not in (SOFTMAX_PLAIN, SOFTMAX_GROUPS)
 
     @property
     def how(self) -> str:

@@ -14,6 +14,10 @@ from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.statistics import Layer
 from moeprune.models.families import Family, family_of
 
+# Attributes of routers, under the names of different families.
+SCALINGS = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
+BIASES = ("e_score_correction_bias", "expert_bias")  # of the router or of the block
+
 
 @dataclass(frozen=True)
 class MoELayer:
@@ -85,6 +89,12 @@ def router_weight(layer: MoELayer) -> torch.Tensor:
     return weights[0]
 
 
+def choice_bias(layer: MoELayer) -> torch.Tensor | None:
+    """What is added to the experts' scores (experts,) when they are chosen, but not in gates; None where nothing is."""
+    found = [getattr(module, name, None) for module in (layer.router, layer.block) for name in BIASES]
+    return next((bias.detach().float().reshape(-1) for bias in found if isinstance(bias, torch.Tensor)), None)
+
+
 def _known_types(config: Any) -> set[str]:
     from moeprune.models.families import FAMILIES
 
@@ -120,6 +130,9 @@ def _layer(model: nn.Module, experts_name: str, experts: nn.Module, family: Fami
         topk_group=int(topk_group),
         group_minimum=family.group_minimum if groups > 1 else 1,
         routing=family.routing,
+        scoring=family.scoring,
+        renormalise=bool(getattr(router, "norm_topk_prob", family.renormalises)),
+        scaling=next((float(getattr(router, name)) for name in SCALINGS if hasattr(router, name)), 1.0),
     )
     layer = MoELayer(info, block, experts, router, family)
     router_weight(layer)  # refuses a router that is not understood

@@ -1,15 +1,15 @@
 """Sums over tokens, per layer: float64 and int64, kept off the model so that no `.to(bfloat16)` can touch them."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Literal
 
 import numpy as np
 import torch
 
-from moeprune.artifacts.statistics import Layer, LayerStatistics
+from moeprune.artifacts.statistics import SUMS, Layer, LayerStatistics
+from moeprune.recording.drawn import SampleRows
 
-StatisticsChoice = Literal["default", "all"]
+StatisticsChoice = Literal["default", "all", "samples"]
 
 
 class LayerSums:
@@ -19,10 +19,16 @@ class LayerSums:
     """
 
     def __init__(
-        self, layer: Layer, *, device: torch.device, hidden: int, statistics: StatisticsChoice = "default"
+        self,
+        layer: Layer,
+        *,
+        device: torch.device,
+        hidden: int,
+        statistics: StatisticsChoice = "default",
+        sample: SampleRows | None = None,
     ) -> None:
         experts = layer.num_experts
-        self.num_experts = experts
+        self.num_experts, self.sample = experts, sample
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -34,7 +40,7 @@ class LayerSums:
         self.gate_sum, self.norm_sum, self.norm_square_sum = zeros(experts), zeros(experts), zeros(experts)
         self.gated_norm_sum = zeros(experts)
         self.output_max = torch.full((experts,), -torch.inf, dtype=torch.float64, device=device)
-        self.output_sum = zeros(experts, hidden) if statistics == "all" else None
+        self.output_sum = None if statistics == "default" else zeros(experts, hidden)
 
     def add(
         self, index: torch.Tensor, gates: torch.Tensor, outputs: torch.Tensor, counted: torch.Tensor | None
@@ -81,19 +87,24 @@ class LayerSums:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Name -> tensor of every sum, on the CPU; `restore` takes it back."""
-        names = [f.name for f in fields(LayerStatistics)]
-        return {name: getattr(self, name).cpu() for name in names if getattr(self, name) is not None}
+        return {name: value.cpu() for name, value in self._tensors().items()}
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        tensors = self._tensors()
         for name, value in state.items():
-            getattr(self, name).copy_(value)
+            tensors[name].copy_(value)
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        sums = {name: getattr(self, name) for name in (*SUMS, "output_max") if getattr(self, name) is not None}
+        return sums if self.sample is None else sums | {f"sample/{k}": v for k, v in self.sample.tensors().items()}
 
     def statistics(self) -> LayerStatistics:
         square = (self.num_experts, self.num_experts)
-        arrays = {name: np.array(value.numpy()) for name, value in self.state().items()}
+        state = self.state()
+        arrays = {name: np.array(value.numpy()) for name, value in state.items() if not name.startswith("sample/")}
         for name in ("co_count", "norm_product", "output_product"):
             arrays[name] = arrays[name].reshape(square)
         # The two triangles were summed in different orders; the smallest rounding difference would break symmetry.
         for name in ("norm_product", "output_product"):
             arrays[name] = (arrays[name] + arrays[name].T) / 2
-        return LayerStatistics(**arrays)
+        return LayerStatistics(**arrays, sample=None if self.sample is None else self.sample.sample())

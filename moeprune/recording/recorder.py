@@ -18,6 +18,7 @@ from moeprune.recording.accumulate import LayerSums, StatisticsChoice
 from moeprune.recording.checks import RecordingError, check_conservation, rebuilt
 from moeprune.recording.hooks import observed
 from moeprune.recording.parts import Parts, Sums, identity_of
+from moeprune.recording.samples import Sampler
 
 Progress = Callable[[int, int], None]  # (tokens done, tokens in all)
 
@@ -82,6 +83,8 @@ class Recording:
             raise InputError("calibration: no counted token in the whole set; nothing would be measured")
         self.layers, self._tokens, self._statistics, self._device = layers, tokens, statistics, device
         self._config, self._dtype, self.fingerprint = model.config, str(model.dtype), fingerprint
+        self._hidden = int(model.config.get_text_config().hidden_size)
+        self._sampler = Sampler(layers, tokens, self._hidden, device) if statistics == "samples" else None
         self.sums: Sums = {}
         self._target: dict[str, LayerSums] = {}
         self._counted: torch.Tensor | None = None
@@ -119,7 +122,11 @@ class Recording:
         ids, attention, counted = self.inputs(batch)
         self._target, self._seen = self.sums[group], []
         self._counted = None if bool(counted.all()) else counted.reshape(-1)
-        yield ids, attention
+        with ExitStack() as stack:
+            if self._sampler is not None:
+                rows = {layer.name: sums.sample for layer in layers if (sums := self._target[layer.name]).sample}
+                stack.enter_context(self._sampler.batch(batch, ids.shape[1], layers, rows))
+            yield ids, attention
         if self._seen != [layer.name for layer in layers]:
             missing = sorted({layer.name for layer in layers} - set(self._seen)) or self._seen
             raise RecordingError(f"the forward pass did not call every MoE layer once, in order: {missing}")
@@ -145,9 +152,14 @@ class Recording:
             check_conservation(self.layers, [self.sums[group][layer.name] for layer in self.layers], tokens)
 
     def _new_sums(self, domain: str, even: bool) -> dict[str, LayerSums]:
-        hidden = int(self._config.get_text_config().hidden_size)
         return {
-            layer.name: LayerSums(layer.info, device=self._device, hidden=hidden, statistics=self._statistics)
+            layer.name: LayerSums(
+                layer.info,
+                device=self._device,
+                hidden=self._hidden,
+                statistics=self._statistics,
+                sample=None if self._sampler is None else self._sampler.new_rows(layer, domain, even=even),
+            )
             for layer in self.layers
         }
 

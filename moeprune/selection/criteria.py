@@ -22,6 +22,7 @@ from moeprune.selection.first_order import (
 )
 from moeprune.selection.hope import Hope
 from moeprune.selection.prune_set import PruneSetFile
+from moeprune.selection.reroute import Reroute
 from moeprune.selection.worst_domain import WorstDomain
 
 ScoringCriterion = Criterion | Custom  # everything but a prune set from a file
@@ -40,6 +41,7 @@ CRITERIA: tuple[type[BaseModel], ...] = (
     Mone,
     Hope,
     WorstDomain,
+    Reroute,
     PruneSetFile,
 )
 CRITERION_NAMES: tuple[str, ...] = tuple(str(criterion.model_fields["name"].default) for criterion in CRITERIA)
@@ -79,6 +81,7 @@ AnyCriterion = Annotated[
     | Annotated[Mone, Tag("mone")]
     | Annotated[Hope, Tag("hope")]
     | Annotated[WorstDomain, Tag("worst_domain")]
+    | Annotated[Reroute, Tag("reroute")]
     | Annotated[PruneSetFile, Tag("file")]
     | Annotated[Custom, Tag(_CUSTOM)],
     Discriminator(_tag),

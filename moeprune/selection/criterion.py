@@ -14,7 +14,7 @@ class Criterion(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    needs: ClassVar[tuple[str, ...]] = ()  # statistics beyond the default ones (calibration.statistics: all)
+    needs: ClassVar[tuple[str, ...]] = ()  # beyond the default statistics (calibration.statistics: all or samples)
 
     def objective(self, evidence: LayerEvidence) -> Objective:
         raise NotImplementedError

@@ -7,7 +7,7 @@ from itertools import combinations, islice
 
 import numpy as np
 
-from moeprune.selection.objective import WorstOf
+from moeprune.selection.objective import Objective, WorstOf
 from moeprune.selection.problem import Problem
 
 ENUMERATE = 20_000  # sets that the swap solver and the certificate simply all look at: hundredths of a second
@@ -22,8 +22,12 @@ def number_of_sets(problem: Problem) -> int:
 
 def few_sets(problem: Problem, limit: int) -> bool:
     """Whether looking at every set costs no more than looking at `limit` sets of a quadratic objective."""
-    slow = problem.objective.linear is None and not isinstance(problem.objective, WorstOf)
-    return number_of_sets(problem) * (SLOW if slow else 1) <= limit
+    return number_of_sets(problem) * (SLOW if is_slow(problem.objective) else 1) <= limit
+
+
+def is_slow(objective: Objective) -> bool:
+    """Whether a cost is computed by more than a look at matrices."""
+    return objective.linear is None and not isinstance(objective, WorstOf)
 
 
 def cheapest_set(problem: Problem) -> np.ndarray | None:

@@ -69,8 +69,8 @@ class SelectionOptions(BaseModel):
 
     @model_validator(mode="after")
     def _solver_fits(self) -> "SelectionOptions":
-        if self.solver.name == "slsqp" and self.criterion.name == "worst_domain":
-            raise ValueError("solver slsqp needs a quadratic criterion, worst_domain is none; use swap")
+        if self.solver.name == "slsqp" and self.criterion.name in ("worst_domain", "reroute"):
+            raise ValueError(f"solver slsqp needs a quadratic criterion, {self.criterion.name} is none; use swap")
         return self
 
     @classmethod

@@ -78,9 +78,10 @@ def _scores_under_constraints(problem: Problem) -> Solution:
     return replace(solution, status="proved_optimal", bound=solution.cost)
 
 
-def greedy_ends(moves: Moves, problem: Problem) -> list[np.ndarray]:
+def greedy_ends(moves: Moves, problem: Problem, *, most: int = 2) -> list[np.ndarray]:
     """The feasible ones of greedy forward and backward; with side constraints at least the cheapest by single costs."""
-    ends = [end for end in (greedy_forward(moves, problem), greedy_backward(moves, problem)) if problem.feasible(end)]
+    ends = [greedy(moves, problem) for greedy in (greedy_forward, greedy_backward)[:most]]
+    ends = [end for end in ends if problem.feasible(end)]
     if not ends:
         moves.start(np.zeros(problem.size, dtype=bool))
         feasible = cheapest_feasible(problem, moves.flip_costs())

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from moeprune.selection.enumeration import is_slow
 from moeprune.selection.layer import LayerTask, solve_layer
 from moeprune.selection.solvers import Swap
 
@@ -12,10 +13,10 @@ def stability(even: LayerTask, odd: LayerTask, prune: int) -> dict[str, float]:
     """What the halves' sets share, and what each costs on the other half.
 
     `jaccard`: pruned by both / pruned by either. `regret_even`: (cost of the even half's set on the odd half - cost of
-    the odd half's own set) / the latter; `regret_odd` the other way round. Sets come from a two-start swap search:
-    the noise of sampling is far larger than what more starts change.
+    the odd half's own set) / the latter; `regret_odd` the other way round. Sets come from a swap search with two
+    starts, or one where costs are slow: the noise of sampling is far larger than what more starts change.
     """
-    solver = Swap(starts=2)
+    solver = Swap(starts=1 if is_slow(even.objective) else 2)
     sets = [solve_layer(task, prune, solver).pruned for task in (even, odd)]
     either = int((sets[0] | sets[1]).sum())
     return {

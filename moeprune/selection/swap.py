@@ -33,7 +33,7 @@ class Swap(Solver):
 
     def ends(self, moves: Moves, problem: Problem, warnings: list[str]) -> list[np.ndarray]:
         """Where the search ends from every start."""
-        starts = greedy_ends(moves, problem)[: self.starts]
+        starts = greedy_ends(moves, problem, most=self.starts)
         if isinstance(problem.objective, WorstOf):
             starts += reweighted(problem, problem.objective).sets
         relaxed = relaxed_set(problem, warnings) if self.starts > len(starts) else None
