@@ -17,7 +17,7 @@ from moeprune.artifacts.errors import InputError
 from moeprune.models.families import VERIFIED_WITH
 from moeprune.models.weight_files import TensorOnDisk, read_ahead, tensors_on_disk
 
-BLOCK = 2**25  # bytes of a parameter that are converted at a time where experts are stored one by one
+BLOCK = 2**20  # bytes of a parameter that are converted at a time where experts are stored one by one
 _EXPERT = re.compile(r"(?<=\bexperts\.)\d+(?=\.)")
 
 

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from moeprune.models.borders import Border, NotResumable, Outline, blank, left_behind, outline
-from moeprune.models.memory import give_back_freed_memory
+from moeprune.models.memory import give_back_freed_memory, keep_one_heap
 from moeprune.models.parked import Parked, tensors_in
 from moeprune.models.streaming import StreamedModel
 from moeprune.models.suspended import Call, Suspended
 
-FLOOR = 2**25  # bytes of waiting activations that may stay in memory however small a layer is
+FLOOR = 2**22  # bytes of waiting activations that may stay in memory however small a layer is
 
 
 class StreamingError(RuntimeError):
@@ -81,8 +81,10 @@ class LayerMajor:
         self._position, self._resident = 0, 0
 
     def __enter__(self) -> "LayerMajor":
-        give_back_freed_memory()
+        keep_one_heap()
         self._scratch.mkdir(parents=True, exist_ok=True)
+        for left in self._scratch.glob("waiting-*.bin"):  # of a pass that was killed
+            left.unlink()
         stem = self._streamed.stem
         for name in [*self._streamed.layers, *stem]:
             module = self._streamed.model.get_submodule(name)
@@ -95,6 +97,7 @@ class LayerMajor:
     ) -> None:
         for one in self._waiting:
             one.suspended.close()
+            one.call = one.output = None
             one.parked.close()
         torch.set_num_threads(
             torch.get_num_threads()
@@ -117,13 +120,16 @@ class LayerMajor:
                 self._skip(one, number, border)
             self._park(one)
         streamed.empty(name for names in streamed.stem.values() for name in names)
+        give_back_freed_memory()
         for position in range(0 if border is None else border.position, len(layers)):
             self._position = position
             streamed.fill(streamed.names_in(layers[position]))
+            give_back_freed_memory()
             if position + 1 < len(layers):
                 streamed.read_ahead(streamed.names_in(layers[position + 1]))
             yield position
             streamed.empty(streamed.names_in(layers[position]))
+            give_back_freed_memory()
 
     def advance(self, number: int) -> None:
         """Take one pass through the decoder layer that is in memory."""

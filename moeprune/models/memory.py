@@ -4,9 +4,7 @@ import ctypes
 import sys
 from pathlib import Path
 
-_M_MMAP_THRESHOLD = -3  # mallopt's number for it
-LARGE = 2**18  # bytes
-
+_M_ARENA_MAX = -8  # mallopt's number for it
 _CGROUP = Path("/sys/fs/cgroup")  # version 2
 
 
@@ -36,13 +34,24 @@ def _number(file: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def give_back_freed_memory() -> None:
-    """From now on every large block is taken from the operating system and given back when it is freed.
+def keep_one_heap() -> None:
+    """Let threads that are started from now on share the heap of the first one.
 
-    glibc keeps freed blocks of up to 32 MB once it has seen one, each thread its own; a pass that lives from holding
-    one layer at a time would grow with what it has already dropped. Does nothing where there is no glibc.
+    glibc gives threads heaps of their own and keeps what is freed in each. Many threads of which one runs at a time
+    would each keep what one of them needs. Does nothing where there is no glibc.
     """
-    if sys.platform == "linux":
-        library = ctypes.CDLL(None)
-        if hasattr(library, "gnu_get_libc_version"):
-            library.mallopt(_M_MMAP_THRESHOLD, LARGE)
+    library = _glibc()
+    if library is not None:
+        library.mallopt(_M_ARENA_MAX, 1)
+
+
+def give_back_freed_memory() -> None:
+    """Return freed memory to the operating system. Does nothing where there is no glibc."""
+    library = _glibc()
+    if library is not None:
+        library.malloc_trim(0)
+
+
+def _glibc() -> ctypes.CDLL | None:
+    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    return library if hasattr(library, "gnu_get_libc_version") else None

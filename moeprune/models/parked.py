@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-SMALL = 2**16  # bytes that are not worth a file
+SMALL = 2**14  # bytes that are not worth a file
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -1,6 +1,6 @@
 """A model whose weights stay on disk: each of its modules gets them for as long as it computes."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,8 +9,11 @@ from torch import Tensor, nn
 
 from moeprune.artifacts.errors import InputError
 from moeprune.models.conversion import WeightsOnDisk, keep, weights_left_out
+from moeprune.models.layers import MoELayer
 from moeprune.models.loading import ModelOptions, device_of, load_config, local_directory, pretrained, without_bars
 from moeprune.models.parked import tensors_in
+
+FLOOR = 2**24  # bytes of activations that are always affordable
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,24 @@ def open_streamed(options: ModelOptions, *, device: str = "auto") -> StreamedMod
     with weights_left_out() as left_out, without_bars():
         model = pretrained(directory, options.dtype, device=place, device_map={"": place})
     return StreamedModel(model, left_out[0], place)
+
+
+def affordable_tokens(streamed: StreamedModel, moe_layers: Sequence[MoELayer]) -> int:
+    """Tokens of a batch for which a layer computes with about half of the memory that its weights take.
+
+    A token's activations are counted from the weights it meets: `weights / hidden` numbers come out of them, and about
+    as many are made of those; an expert's inputs and outputs are held once for each of the top_k.
+    """
+    config: Any = streamed.model.config
+    hidden, most = int(config.get_text_config().hidden_size), 1
+    for layer in moe_layers:
+        experts = sum(parameter.numel() for parameter in layer.experts.parameters())
+        decoder = next(name for name in streamed.layers if layer.name.startswith(f"{name}."))
+        others = sum(parameter.numel() for parameter in streamed.model.get_submodule(decoder).parameters()) - experts
+        each = 2 * experts // layer.info.num_experts // hidden + 2 * hidden
+        most = max(most, layer.info.top_k * each + 2 * others // hidden + 8 * hidden)
+    width = max(4, streamed.model.dtype.itemsize)  # kernels and our own sums work in float32
+    return max(1, max(FLOOR, streamed.layer_bytes // 2) // (most * width))
 
 
 def decoder_layers(model: nn.Module) -> list[str]:

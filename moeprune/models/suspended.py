@@ -13,6 +13,9 @@ class _Abandoned(BaseException):
     """Raised inside a forward pass that nobody will go on with; it unwinds and its thread ends."""
 
 
+_NO_ANSWER = object()
+
+
 class Call:
     """One call of a module that a forward pass waits for."""
 
@@ -68,17 +71,20 @@ class Suspended:
         self._calls.put(call)
         del call
         answer = self._answers.get()
-        if isinstance(answer, _Abandoned):
-            raise answer
+        if answer is _NO_ANSWER:
+            raise _Abandoned
         return answer
 
     def _run(self) -> Any:
         # Both are settings of each thread. What runs here is small; more threads would each keep helpers of their own.
         torch.set_num_threads(1)
-        with torch.no_grad():
-            return self._forward()
+        try:
+            with torch.no_grad():
+                return self._forward()
+        except _Abandoned:  # its traceback would keep all that the pass held
+            return None
 
     def close(self) -> None:
         """End the thread, wherever the forward pass is."""
-        self._answers.put(_Abandoned())
+        self._answers.put(_NO_ANSWER)
         self._pool.shutdown(wait=True)

@@ -17,7 +17,7 @@ from moeprune.models.borders import Border, NotResumable
 from moeprune.models.layer_major import LayerMajor
 from moeprune.models.layers import find_moe_layers, router_weight
 from moeprune.models.layers import fingerprint as fingerprint_of
-from moeprune.models.streaming import StreamedModel
+from moeprune.models.streaming import StreamedModel, affordable_tokens
 from moeprune.recording.accumulate import StatisticsChoice
 from moeprune.recording.checks import RecordingError, rebuilt
 from moeprune.recording.hooks import observed
@@ -50,7 +50,7 @@ def record_streamed(
     """
     layers = find_moe_layers(streamed.model)
     recording = Recording(streamed.model, layers, tokens, statistics, device=streamed.device, fingerprint=fingerprint)
-    batches = plan_batches(tokens.sequences, batch_tokens)
+    batches = plan_batches(tokens.sequences, min(batch_tokens, affordable_tokens(streamed, layers)))
     parts = Parts(partial, recording.identity([["layer by layer"], *batches]), commit_seconds=commit_seconds)
     with ExitStack() as stack:
         folder = partial or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moeprune-")))

@@ -83,32 +83,33 @@ def test_rounds_change_nothing(plain, source, fingerprint, monkeypatch):
     assert_equal(streamed(source, fingerprint, batch_tokens=50), record(plain, TOKENS, batch_tokens=50))
 
 
+class Kill:
+    """Progress that stops the process at its n-th call."""
+
+    def __init__(self, calls):
+        self.left = calls
+
+    def __call__(self, done, total):
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("round_size", [3, 1024])
-def test_a_kill_at_any_moment_ends_bit_for_bit_like_an_uninterrupted_one(
-    source, fingerprint, plain, tmp_path, monkeypatch, round_size
+@pytest.mark.parametrize("moment", [1, 6, 7, 8, 15, 22, 27])
+def test_a_kill_ends_bit_for_bit_like_an_uninterrupted_one(
+    source, fingerprint, plain, tmp_path, monkeypatch, round_size, moment
 ):
     monkeypatch.setattr(streamed_module, "ROUND", round_size)
-    expected = record(plain, TOKENS, batch_tokens=50)
-    calls: list[int] = []
-    streamed(source, fingerprint, batch_tokens=50, on_progress=lambda done, _: calls.append(done))
-    for moment in range(1, len(calls), 4):
-        folder = tmp_path / str(moment)
-        arguments = {"batch_tokens": 50, "partial": folder, "commit_seconds": 0.0}
-        left = moment
-
-        def killed(done, total):
-            nonlocal left
-            left -= 1
-            if not left:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            streamed(source, fingerprint, on_progress=killed, **arguments)
-        seen: list[int] = []
-        resumed = streamed(source, fingerprint, on_progress=lambda done, _: seen.append(done), **arguments)
-        assert_equal(resumed, expected)
-        layer_steps = len(calls) // 4 if round_size > 3 else 3
-        assert len(seen) <= len(calls) - moment + layer_steps, "it began again instead of at the last layer border"
+    arguments = {"batch_tokens": 50, "partial": tmp_path, "commit_seconds": 0.0}
+    with pytest.raises(KeyboardInterrupt):
+        streamed(source, fingerprint, on_progress=Kill(moment), **arguments)
+    seen = []
+    resumed = streamed(source, fingerprint, on_progress=lambda done, total: seen.append(done), **arguments)
+    assert_equal(resumed, record(plain, TOKENS, batch_tokens=50))
+    steps = 7 * 4  # batches, layers
+    again = len(seen) - (steps - moment)
+    assert 0 < again <= min(round_size, 7), "it began again instead of at the last layer border"
 
 
 def test_a_checkpoint_of_other_routers_is_noticed(source, fingerprint):
