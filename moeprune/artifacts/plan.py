@@ -1,7 +1,7 @@
 """The prune plan: which experts of every layer are kept, why, and for which model. A small JSON file."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json, write_json
+from moeprune.artifacts.statistics import Layer
 
 FORMAT: Literal["moeprune.plan/1"] = "moeprune.plan/1"
 Status = Literal["proved_optimal", "certified_gap", "local_optimum", "time_limit", "not_converged"]
@@ -73,6 +74,9 @@ class PrunePlan(BaseModel):
     def _removes_something(self) -> "PrunePlan":
         if not self.layers:
             raise ValueError("the plan has no layers")
+        names = [layer.name for layer in self.layers]
+        if len(set(names)) < len(names):
+            raise ValueError(f"the layer {next(n for n in names if names.count(n) > 1)} stands twice")
         if all(len(layer.kept) == layer.num_experts for layer in self.layers):
             raise ValueError("the plan removes nothing")
         return self
@@ -95,6 +99,19 @@ class PrunePlan(BaseModel):
                 f"{place}: the plan was made for another model (fingerprint {self.model_fingerprint}, this model has "
                 f"{fingerprint}); select again from statistics recorded on this model"
             )
+
+    def require_layers(self, layers: Sequence[Layer], place: str) -> None:
+        """Raises InputError unless the plan names exactly these MoE layers, with their numbers of experts and top_k."""
+        theirs = {layer.name: (layer.num_experts, layer.top_k) for layer in layers}
+        ours = {layer.name: (layer.num_experts, layer.top_k) for layer in self.layers}
+        if odd := sorted(set(ours) ^ set(theirs)):
+            raise InputError(f"{place}: the plan and the model do not have the same MoE layers: {', '.join(odd)}")
+        for name, (experts, top_k) in theirs.items():
+            if ours[name] != (experts, top_k):
+                raise InputError(
+                    f"{place}: {name} has {experts} experts and top_k={top_k}, the plan says {ours[name][0]} and "
+                    f"top_k={ours[name][1]}; plans are not to be edited by hand, select again"
+                )
 
     def save(self, path: Path) -> None:
         write_json(Path(path), self.model_dump(mode="json"))

@@ -16,9 +16,7 @@ def require_plan_fits(checkpoint: Inventory, plan: PrunePlan, mtp: MtpPolicy) ->
         raise InputError(f"{place}: a dense model, with no experts to prune; use `moeprune compress` for dense weights")
     kept = _uniform_count(plan)
     plan.require_model(checkpoint_fingerprint(checkpoint), place)
-    if set(plan.kept) != {layer.name for layer in checkpoint.layers}:
-        names = ", ".join(sorted(set(plan.kept) ^ {layer.name for layer in checkpoint.layers}))
-        raise InputError(f"{place}: the plan and the checkpoint do not have the same MoE layers: {names}")
+    plan.require_layers(checkpoint.layers, place)
     for layer in checkpoint.layers:
         require_routable(layer, plan.kept[layer.name])
     if checkpoint.mtp and mtp == "refuse":

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 Count = Literal["all", "assistant", "completion", "tool"]
 Overflow = Literal["split", "truncate", "skip"]
@@ -32,6 +32,13 @@ class Domain(BaseModel):
     revision: str | None = None  # of a dataset on the hub
     streaming: bool = False  # read a hub dataset in its own order, only as far as `tokens` asks
     fields: Mapping[FieldName, str] | None = None  # our field -> the record's field ("a.b" looks inside a)
+
+    @field_validator("name")
+    @classmethod
+    def _free_name(cls, name: str) -> str:
+        if name in ("mean", "worst"):
+            raise ValueError(f"{name!r} is the name of a metric over all domains; give the domain another")
+        return name
 
 
 class Intake(BaseModel):

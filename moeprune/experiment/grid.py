@@ -156,18 +156,23 @@ class _Together:
     def of(self, name: str) -> Any:
         def measuring(inputs: Inputs, plans: Mapping[str, PrunePlan]) -> stages.Measured:
             if self._measured is None:
-                self._measured = stages.measure(inputs, self._pending())
+                self._measured = stages.measure(inputs, self._pending(name))
             metrics, warnings = self._measured
+            if any(f"{name}/{label}" not in metrics for label in plans):  # it looked measured, and is not
+                return stages.measure(inputs, plans)
             return {label: metrics[f"{name}/{label}"] for label in plans}, warnings
 
         return measuring
 
-    def _pending(self) -> dict[str, PrunePlan]:
-        """Every plan of every run that has not been measured yet."""
+    def _pending(self, asking: str) -> dict[str, PrunePlan]:
+        """Every plan of the run that asks, and of the others without metrics.
+
+        A call that was killed may leave metrics.json without the stage's entry: then the run asks all the same.
+        """
         pending: dict[str, PrunePlan] = {}
         for name in self._inputs:
             folder = self._directory / name
-            if (folder / "metrics.json").is_file():
+            if name != asking and (folder / "metrics.json").is_file():
                 continue
             pending[f"{name}/{stages.OWN}"] = PrunePlan.load(folder / "plan.json")
             for path in sorted(folder.glob("baselines/*/plan.json")):

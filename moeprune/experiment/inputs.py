@@ -1,6 +1,7 @@
 """What the stages of a run share: the inspected model, the tokens, and the identities that enter their keys."""
 
 import hashlib
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,8 @@ from moeprune.data.trajectories import TokenSet, load_tokens
 from moeprune.models.families import family_of
 from moeprune.models.layers import family_for
 from moeprune.models.loading import LoadedModel, device_of, load_config, load_model, load_tokenizer, local_directory
+from moeprune.models.memory import free_bytes
+from moeprune.models.streaming import StreamedModel, open_streamed
 from moeprune.selection.budget import check_budget
 
 
@@ -37,7 +40,7 @@ class Inputs:
 
     _SHARED = frozenset(
         [
-            *("directory", "checkpoint", "fingerprint", "loaded", "tokenizer", "device_type"),
+            *("directory", "checkpoint", "fingerprint", "loaded", "streamed", "tokenizer", "device_type"),
             *("calibration", "evaluation", "model_identity", "calibration_identity", "evaluation_identity"),
         ]
     )
@@ -65,6 +68,29 @@ class Inputs:
     @cached_property
     def loaded(self) -> LoadedModel:
         return load_model(self.config.model, device=self.config.runtime.device)
+
+    @cached_property
+    def streamed(self) -> StreamedModel:
+        """The model with its weights on disk, for a pass that reads them layer by layer."""
+        return open_streamed(self.config.model, device=self.config.runtime.device)
+
+    @cached_property
+    def streaming(self) -> bool:
+        """Whether recording and fidelity read the weights layer by layer: when told to, or when they do not fit."""
+        wanted = self.config.runtime.streaming
+        return not self.fits if wanted == "auto" else wanted == "on"
+
+    @property
+    def fits(self) -> bool:
+        """Whether the weights are in memory or there is room for them."""
+        return "loaded" in self.__dict__ or self.weight_bytes <= free_bytes(device_of(self.config.runtime.device))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights in memory."""
+        dtype = self.config.model.dtype
+        wide = dtype == "float32" or (dtype == "auto" and self.device_type == "cpu")
+        return (4 if wide else 2) * sum(tensor.entry.elements for tensor in self.checkpoint.tensors)
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -116,10 +142,23 @@ class Inputs:
     def inspect(self) -> None:
         """Refuse a model, a budget or a ruler that cannot work, before data is read or weights are loaded."""
         check_budget(self.layers, self.config.selection.budget)
+        self._check_mix()
         if self.config.evaluation.harness:
             from moeprune.evaluation.harness import require_tasks
 
             require_tasks(self.config.evaluation.harness)
+
+    def _check_mix(self) -> None:
+        mix, domains = self.config.selection.mix, [domain.name for domain in self.config.calibration.domains]
+        for name, weight in mix.items():
+            if name not in domains:
+                raise InputError(
+                    f"selection.mix: unknown domain {name!r}; calibration.domains has {', '.join(domains)}"
+                )
+            if not math.isfinite(weight) or weight < 0:
+                raise InputError(f"selection.mix.{name}: {weight} is not a weight; give a finite number >= 0")
+        if not any(mix.get(name, 1.0) for name in domains):
+            raise InputError("selection.mix: every domain has weight 0; give at least one a weight above 0")
 
     @cached_property
     def model_identity(self) -> list[Any]:

@@ -1,5 +1,6 @@
 """One run: record, select, prune, dense, evaluate, report. Each stage is done once and found again by its key."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -48,6 +49,9 @@ def run_pipeline(
     run = Run.open(directory, config)
     shared = shared or directory.parent / "shared"
     with locked(directory), logged(directory / "log.txt"):
+        run.reread()
+        if redo == "record":
+            stages.discard_recording(inputs, shared)
         if redo is not None:
             run.forget(redo)
         finished = False
@@ -65,7 +69,8 @@ def _run(run: Run, inputs: Inputs, shared: Path, last: int, measuring: Measuring
         compress_run.require_compressible(inputs)
     statistics = stages.record_stage(run, inputs, shared)
     if last == STAGES.index("record"):
-        return _outcome(run, {}, run.directory / run.record["stages"]["record"]["statistics"])
+        recorded = os.path.normpath(run.directory / run.record["stages"]["record"]["statistics"])
+        return _outcome(run, {}, Path(recorded))
     plans = stages.select_stage(run, statistics)
     if last == STAGES.index("select"):
         return _outcome(run, {}, run.directory / "plan.json")

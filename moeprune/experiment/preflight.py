@@ -22,6 +22,7 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
         return _check_grid(path, overrides)
     config = load_run(path, overrides)
     inputs = Inputs(config)
+    inputs.inspect()
     budgets = layer_budgets(inputs.layers, config.selection.budget)
     say(f"model: {config.model.path} ({inputs.checkpoint.config['model_type']}), fingerprint {inputs.fingerprint}")
     for budget in budgets:

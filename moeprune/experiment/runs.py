@@ -72,13 +72,17 @@ class Run:
                     f"{directory} holds a run of another config; differing: {'; '.join(differing)}. Give another "
                     "--output, or remove the directory"
                 )
-        elif directory.is_dir() and any(directory.iterdir()):
+        elif directory.is_dir() and any(not path.name.startswith(".") for path in directory.iterdir()):
             raise InputError(f"{directory} is not empty and holds no run; give another --output")
         directory.mkdir(parents=True, exist_ok=True)
         write_text(written, dump_yaml(config))
-        if run.path.is_file():
-            run.record = read_json(run.path)
+        run.reread()
         return run
+
+    def reread(self) -> None:
+        """Take run.json as it is now: another process may have finished stages since."""
+        if self.path.is_file():
+            self.record = read_json(self.path)
 
     @cached_property
     def tracker(self) -> Tracker:

@@ -15,12 +15,11 @@ from moeprune.checkpoint.writer import PruneReport, prune_checkpoint
 from moeprune.data.options import Domain, Part
 from moeprune.data.trajectories import load_records
 from moeprune.evaluation.agent import agent_questions
-from moeprune.evaluation.fidelity import compare_plans
 from moeprune.evaluation.generation import agent_task, loop_rate
 from moeprune.experiment.console import progress, say, warn
 from moeprune.experiment.inputs import Inputs
+from moeprune.experiment.passes import compared, recorded, unmeasured
 from moeprune.experiment.runs import Run, locked, stage_key
-from moeprune.recording.recorder import record
 from moeprune.selection.options import SelectionOptions
 from moeprune.selection.select import select
 
@@ -33,9 +32,12 @@ Measured = tuple[dict[str, dict[str, float]], list[str]]  # label -> metrics; wh
 def stage(run: Run, name: str, key: str, work: Callable[[], tuple[Entry, list[str]]]) -> Entry:
     """The stage's entry: the one in run.json when it was made from the same inputs, otherwise what `work` leaves."""
     done = run.entry(name, key)
-    if done is not None:
+    lost = [] if done is None else _lost(run, done)
+    if done is not None and not lost:
         say(f"{name}: already done ({key}), reused")
         return done
+    if lost:
+        say(f"{name}: done ({key}), but {', '.join(lost)} is gone; running again")
     started = time.monotonic()
     entry, warnings = work()
     for warning in warnings:
@@ -47,10 +49,30 @@ def stage(run: Run, name: str, key: str, work: Callable[[], tuple[Entry, list[st
     return entry
 
 
+def _lost(run: Run, entry: Entry) -> list[str]:
+    """Files that a finished stage left and somebody took away; `pruned/` goes by itself, when `dense` is done."""
+    names = [entry[kind] for kind in ("statistics", "plan", "checkpoint", "metrics", "report") if entry.get(kind)]
+    names += [f"baselines/{label}/plan.json" for label in entry.get("baselines", ())]
+    return [name for name in names if name != PRUNED and not (run.directory / name).exists()]
+
+
+def recording_path(inputs: Inputs, shared: Path) -> tuple[str, Path]:
+    """The key of the recording that these inputs ask for, and where it lies."""
+    key = stage_key("record", inputs.model_identity, inputs.calibration_identity)
+    return key, shared / f"record-{key}" / "statistics.safetensors"
+
+
+def discard_recording(inputs: Inputs, shared: Path) -> None:
+    """Remove the shared recording, so that the record stage makes it again."""
+    _, path = recording_path(inputs, shared)
+    with locked(path.parent):
+        path.unlink(missing_ok=True)
+        shutil.rmtree(path.with_name(path.name + ".partial"), ignore_errors=True)
+
+
 def record_stage(run: Run, inputs: Inputs, shared: Path) -> RoutingStatistics:
     """Routing statistics, from the shared recording of the same model and data when there is one."""
-    key = stage_key("record", inputs.model_identity, inputs.calibration_identity)
-    path = shared / f"record-{key}" / "statistics.safetensors"
+    key, path = recording_path(inputs, shared)
 
     def work() -> tuple[Entry, list[str]]:
         with locked(path.parent):
@@ -64,9 +86,6 @@ def record_stage(run: Run, inputs: Inputs, shared: Path) -> RoutingStatistics:
         return entry, list(statistics.manifest["warnings"])
 
     stage(run, "record", key, work)
-    if not path.is_file():  # somebody cleaned the shared recordings
-        run.forget("record")
-        stage(run, "record", key, work)
     return RoutingStatistics.load(path)
 
 
@@ -75,25 +94,9 @@ def record_to(path: Path, inputs: Inputs, key: str) -> None:
     tokens = inputs.calibration
     total = sum(len(sequence.ids) for sequence in tokens.sequences)
     say(f"record: {total:,} tokens of {', '.join(tokens.manifest)} through {len(inputs.layers)} MoE layers")
-    model = inputs.loaded.model
     started = time.monotonic()
     partial = path.with_name(path.name + ".partial")
-    options = inputs.config
-    with progress("recording") as advance:
-        statistics = record(
-            model,
-            tokens,
-            batch_tokens=options.runtime.batch_tokens,
-            statistics=options.calibration.statistics,
-            partial=partial,
-            on_progress=advance,
-            manifest={
-                "key": key,
-                "model": {"path": options.model.path, "fingerprint": inputs.fingerprint},
-                "calibration": options.calibration.model_dump(mode="json"),
-                "warnings": list(tokens.warnings),
-            },
-        )
+    statistics = recorded(inputs, partial, key)
     rate = round(total / (time.monotonic() - started), 1)
     RoutingStatistics({**statistics.manifest, "tokens_per_second": rate}, *_parts(statistics)).save(path)
     shutil.rmtree(partial, ignore_errors=True)
@@ -246,13 +249,15 @@ def size_metrics(sizes: Entry) -> dict[str, float]:
 
 def measure(inputs: Inputs, plans: Mapping[str, PrunePlan]) -> Measured:
     """Label -> metrics of every plan, all measured on the same tokens and questions; and what readers must know."""
-    options, loaded, tokens = inputs.config.evaluation, inputs.loaded, inputs.evaluation
-    with progress("evaluating") as advance:
-        comparisons = compare_plans(
-            loaded.model, plans, tokens, batch_tokens=inputs.config.runtime.batch_tokens, on_progress=advance
-        )
+    options, tokens = inputs.config.evaluation, inputs.evaluation
+    comparisons = compared(inputs, plans)
     metrics = {label: comparison.metrics() for label, comparison in comparisons.items()}
     warnings = [*tokens.warnings, *next(iter(comparisons.values())).warnings]
+    if not (options.tasks or options.loops or options.harness or options.speed):
+        return metrics, warnings
+    if not inputs.fits:
+        return metrics, [*warnings, unmeasured(inputs)]
+    loaded = inputs.loaded
     for task in options.tasks:
         say(f"evaluate: task {task}")
         questions, task_warnings = agent_questions(task_records(inputs, task), count=options.task_questions)

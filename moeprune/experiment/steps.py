@@ -68,7 +68,7 @@ def select_file(
         "criterion": _criterion(criterion, hope, int(solver["seed"])),
         "budget": {**budget, "prune": parse_scalar(str(budget["prune"])), "must_keep": _must_keep(budget["must_keep"])},
         "solver": dict(solver),
-        "mix": {name: _number(weight, f"--mix {name}") for name, weight in map(_named, mix)},
+        "mix": _mix(mix),
     }
     options = validate(SelectionOptions, value, place="select")
     plan = select(RoutingStatistics.load(statistics), options)
@@ -125,7 +125,7 @@ def evaluate_model(
         if plan is not None:
             chosen = PrunePlan.load(plan)
             comparison = compare_plans(whole, {"": chosen}, tokens, on_progress=advance)[""]
-            subject = (whole, pruned(whole, chosen))
+            subject: tuple[Any, Any] = (whole, pruned(whole, chosen))
         else:
             smaller = student.loaded.model
             logits = {"": logits_of(smaller)}
@@ -203,12 +203,21 @@ def _criterion(name: str, hope: Values, seed: int) -> dict[str, Any]:
     return {"name": name, **given} | ({"seed": seed} if name == "random" else {})
 
 
+def _mix(entries: Sequence[str]) -> dict[str, float]:
+    weights: dict[str, float] = {}
+    for name, weight in map(_named, entries):
+        if name in weights:
+            raise InputError(f"--mix {name}: given twice; give each domain one weight")
+        weights[name] = _number(weight, f"--mix {name}")
+    return weights
+
+
 def _must_keep(entries: Sequence[str]) -> dict[str, list[int]]:
-    kept = {}
+    kept: dict[str, list[int]] = {}
     for layer, ids in map(_named, entries):
         if not all(part.strip().isdigit() for part in ids.split(",")):
             raise InputError(f"--must-keep {layer}={ids}: expected LAYER=3,7 with expert ids")
-        kept[layer] = [int(part) for part in ids.split(",")]
+        kept[layer] = kept.get(layer, []) + [int(part) for part in ids.split(",")]
     return kept
 
 

@@ -65,11 +65,17 @@ def local_directory(options: ModelOptions) -> Path:
 
 
 def device_of(device: str) -> str:
-    """`auto` resolved to cuda where torch has one, otherwise cpu."""
+    """`auto` resolved to cuda where torch has one, otherwise cpu. Raises InputError for a device that is not there."""
     import torch
 
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f"runtime.device: {device!r} is not a device; give auto, cpu, cuda or cuda:1") from error
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"runtime.device: torch sees {torch.cuda.device_count()} GPUs, not {device}; give auto or cpu")
     return device
 
 

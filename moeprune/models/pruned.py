@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.models.layers import MoELayer, find_moe_layers, model_fingerprint
 
@@ -22,13 +21,8 @@ class PrunedModel:
     only, so its softmax, groups and renormalisation run over those (the sliced semantics, not a mask).
     """
 
-    def __init__(self, model: nn.Module, plan: PrunePlan) -> None:
-        layers = find_moe_layers(model)
-        plan.require_model(model_fingerprint(model, layers), "model")
-        kept = plan.kept
-        if set(kept) != {layer.name for layer in layers}:
-            raise InputError(f"plan: names layers {sorted(kept)}, the model has {[layer.name for layer in layers]}")
-        self._swaps = [swap for layer in layers for swap in _swaps(layer, kept[layer.name])]
+    def __init__(self, layers: Sequence[MoELayer], plan: PrunePlan) -> None:
+        self._swaps = [swap for layer in layers for swap in _swaps(layer, plan.kept[layer.name])]
         self._open = False
 
     def __enter__(self) -> "PrunedModel":
@@ -54,7 +48,10 @@ def pruned(model: nn.Module, plan: PrunePlan) -> PrunedModel:
 
     Raises InputError when the plan was made for another model.
     """
-    return PrunedModel(model, plan)
+    layers = find_moe_layers(model)
+    plan.require_model(model_fingerprint(model, layers), "model")
+    plan.require_layers([layer.info for layer in layers], "model")
+    return PrunedModel(layers, plan)
 
 
 def _swaps(layer: MoELayer, kept: Sequence[int]) -> Iterator[tuple[dict[str, Any], str, Any]]:

@@ -7,6 +7,7 @@ import pytest
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.metrics import load_metrics, save_metrics
 from moeprune.artifacts.plan import LayerPlan, PrunePlan
+from moeprune.artifacts.statistics import Layer
 
 PLAN = {
     "format": "moeprune.plan/1",
@@ -44,6 +45,7 @@ def test_a_plan_comes_back_from_disk(tmp_path):
         (with_layer(kept=list(range(8))), "removes nothing"),
         (with_layer(cost=float("nan")), "cost is nan"),
         (PLAN | {"layers": []}, "no layers"),
+        (PLAN | {"layers": PLAN["layers"] * 2}, "stands twice"),
         (PLAN | {"format": "other/1"}, "format"),
         (PLAN | {"extra": 1}, "extra"),
     ],
@@ -51,6 +53,21 @@ def test_a_plan_comes_back_from_disk(tmp_path):
 def test_a_bad_plan_is_explained(value, message):
     with pytest.raises(InputError, match=message):
         PrunePlan.parse(value, place="plan.json")
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (Layer("m.1", 8, 2), "same MoE layers: m.0, m.1"),
+        (Layer("m.0", 16, 2), "m.0 has 16 experts"),
+        (Layer("m.0", 8, 4), "top_k=4, the plan says"),
+    ],
+)
+def test_a_plan_that_was_edited_does_not_fit(layer, message):
+    plan = PrunePlan.parse(PLAN, place="here")
+    plan.require_layers([Layer("m.0", 8, 2)], "model")
+    with pytest.raises(InputError, match=message):
+        plan.require_layers([layer], "model")
 
 
 def test_a_plan_for_another_model_is_refused():

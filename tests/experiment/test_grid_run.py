@@ -68,6 +68,15 @@ def test_every_run_is_made_once_from_one_recording(grid, tmp_path):
     assert run_grid(grid, [], output=tmp_path / "out").done == outcome.done
     assert results(outcome.directory) == before
 
+    for name in ("hope-p25", "reap-p50"):  # as a kill between metrics.json and the stage's entry leaves it
+        record = outcome.directory / name / "run.json"
+        stages = json.loads(record.read_text())
+        for stage in ("evaluate", "report"):
+            del stages["stages"][stage]
+        record.write_text(json.dumps(stages))
+    assert run_grid(grid, [], output=tmp_path / "out").done == outcome.done
+    assert results(outcome.directory) == before
+
 
 def test_a_failed_run_is_recorded_and_the_rest_go_on(grid, tmp_path):
     text = AXES.replace("{name: reap}", "{name: file, path: nowhere.json}")
