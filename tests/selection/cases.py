@@ -4,7 +4,8 @@ from itertools import combinations, product
 
 import numpy as np
 
-from moeprune.artifacts.statistics import Layer, LayerStatistics, RoutingStatistics
+from moeprune.artifacts.sample import TokenSample
+from moeprune.artifacts.statistics import SUMS, Layer, LayerStatistics, RoutingStatistics
 from moeprune.selection.objective import Quadratic
 from moeprune.selection.problem import Problem
 
@@ -58,8 +59,10 @@ def brute_force(problem: Problem) -> float:
     return float((np.einsum("si,ij,sj->s", sets, objective.quadratic, sets, optimize=True) + sets @ linear).min())
 
 
-def layer_statistics(experts: int, tokens: int, top_k: int, seed: int, *, hidden: int = 3) -> LayerStatistics:
-    """Sums accumulated token by token from random gates and outputs, by the definitions."""
+def layer_statistics(
+    experts: int, tokens: int, top_k: int, seed: int, *, hidden: int = 3, even: bool = False
+) -> LayerStatistics:
+    """Sums accumulated token by token from random gates and outputs, by the definitions, and a random token sample."""
     source = np.random.default_rng(seed)
     popularity = source.random(experts) + 0.1
     size = np.exp(source.normal(size=experts))
@@ -92,20 +95,29 @@ def layer_statistics(experts: int, tokens: int, top_k: int, seed: int, *, hidden
                 sums["co_count"][i, j] += 1
                 sums["norm_product"][i, j] += gate[a] * norms[a] * gate[b] * norms[b]
                 sums["output_product"][i, j] += gate[a] * gate[b] * (outputs[a] @ outputs[b])
-    return LayerStatistics(tokens=np.int64(tokens), **sums)
+    return LayerStatistics(tokens=np.int64(tokens), **sums, sample=_sample(experts, tokens, hidden, seed, even=even))
+
+
+def _sample(experts: int, tokens: int, hidden: int, seed: int, *, even: bool) -> TokenSample:
+    source, rows = np.random.default_rng([seed, 1]), 20
+    logits = source.normal(size=(rows, experts)).astype(np.float32)
+    outputs = source.normal(size=(rows, experts, hidden)).astype(np.float32)
+    bias = np.zeros(experts, dtype=np.float32)
+    return TokenSample(np.full(rows, tokens / rows), np.full(rows, even), logits, outputs, bias)
 
 
 def silence(statistics: LayerStatistics, experts: list[int]) -> LayerStatistics:
     """The same sums as if these experts had never been routed."""
     values = {}
-    for name, value in vars(statistics).items():
+    for name in (*SUMS, "output_max"):
+        value = getattr(statistics, name)
         value = np.array(value, copy=True)
         if value.ndim:
             value[experts] = -np.inf if name == "output_max" else 0
             if value.ndim == 2 and value.shape[0] == value.shape[1]:
                 value[:, experts] = 0
         values[name] = value
-    return LayerStatistics(**values)
+    return LayerStatistics(**values, sample=statistics.sample)
 
 
 def statistics_of(
@@ -126,10 +138,21 @@ def statistics_of(
 def small_statistics(*, experts: int = 8, top_k: int = 2, layers: int = 2, groups: int = 1) -> RoutingStatistics:
     """Two domains, with halves."""
     described = [
-        Layer(f"model.layers.{i}.mlp", experts, top_k, groups, max(1, groups // 2), 2 if groups > 1 else 1)
+        Layer(
+            f"model.layers.{i}.mlp",
+            experts,
+            top_k,
+            groups,
+            max(1, groups // 2),
+            2 if groups > 1 else 1,
+            scoring="softmax",
+        )
         for i in range(layers)
     ]
-    even = {d: [layer_statistics(experts, 150, top_k, 10 * n + i) for i in range(layers)] for n, d in enumerate("ab")}
+    even = {
+        d: [layer_statistics(experts, 150, top_k, 10 * n + i, even=True) for i in range(layers)]
+        for n, d in enumerate("ab")
+    }
     odd = {
         d: [layer_statistics(experts, 150, top_k, 77 + 10 * n + i) for i in range(layers)] for n, d in enumerate("ab")
     }

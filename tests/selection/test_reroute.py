@@ -1,5 +1,7 @@
 """The criterion reroute: what it predicts is what the pruned model computes, whatever the family's routing rule."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,7 @@ from moeprune.selection.problem import problem
 from moeprune.selection.rerouting import Rerouted
 from moeprune.selection.search import greedy_forward, moves_of
 from moeprune.selection.select import select
-from tests.selection.cases import small_statistics
+from tests.selection.cases import layer_statistics, small_statistics, statistics_of
 from tests.tiny import build
 from tests.tokens import random_pieces, token_set
 
@@ -170,8 +172,22 @@ def test_peaked_routers_leave_no_rounding_noise():
 
 
 def test_statistics_without_a_sample_are_refused_with_the_option_to_set():
+    layer = Layer("m.0", 8, 2, scoring="softmax")
+    statistics = statistics_of([layer], {"a": [replace(layer_statistics(8, 50, 2, 0), sample=None)]})
     with pytest.raises(InputError, match=r"reroute needs a token sample.*calibration\.statistics: samples"):
-        select(small_statistics(), SelectionOptions.parse({"criterion": "reroute"}))
+        select(statistics, SelectionOptions.parse({"criterion": "reroute"}))
+
+
+def test_budgets_bounds_halves_and_groups_work_with_it():
+    section = {"criterion": "reroute", "solver": {"name": "swap", "starts": 1}}
+    plan = select(small_statistics(), SelectionOptions.parse(section | {"budget": {"scope": "global", "prune": 3}}))
+    assert sum(len(layer.pruned) for layer in plan.layers) == 6
+    assert all(0 <= layer.stability["jaccard"] <= 1 for layer in plan.layers)
+    grouped = select(small_statistics(groups=2), SelectionOptions.parse(section | {"budget": {"prune": 0.5}}))
+    assert all(sum(expert < 4 for expert in layer.kept) == 2 for layer in grouped.layers)
+    section["solver"] = {"name": "swap", "certificate": True}
+    bounded = select(small_statistics(experts=24, top_k=4), SelectionOptions.parse(section | {"budget": {"prune": 2}}))
+    assert all(layer.bound is None or layer.bound <= layer.cost for layer in bounded.layers)
 
 
 def test_slsqp_is_refused_early():

@@ -69,7 +69,7 @@ def _part(statistics: RoutingStatistics, domain: str, part: str) -> LayerStatist
 
 def test_sets_from_noise_are_called_unstable() -> None:
     statistics = small_statistics(experts=32, top_k=1)
-    few = {d: {n: layer_statistics(32, 12, 1, 5) for n in ls} for d, ls in statistics.half.items()}
+    few = {d: {n: layer_statistics(32, 12, 1, 5, even=True) for n in ls} for d, ls in statistics.half.items()}
     whole = {d: {n: s + layer_statistics(32, 12, 1, 6) for n, s in ls.items()} for d, ls in few.items()}
     plan = select(replace(statistics, domains=whole, half=few), SelectionOptions.parse({"budget": {"prune": 0.25}}))
     jaccard = [layer.stability["jaccard"] for layer in plan.layers if layer.stability]
