@@ -7,11 +7,14 @@ import torch
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.sample import FIELDS
 from moeprune.artifacts.statistics import RoutingStatistics
-from moeprune.models.layers import find_moe_layers
+from moeprune.models.layers import find_moe_layers, model_fingerprint
+from moeprune.models.loading import ModelOptions, load_model
+from moeprune.models.streaming import open_streamed
 from moeprune.recording import drawn
 from moeprune.recording.checks import RecordingError
 from moeprune.recording.recorder import record
-from tests.tiny import build
+from moeprune.recording.streamed import record_streamed
+from tests.tiny import build, save_tiny
 from tests.tokens import random_pieces, token_set
 
 PIECES = random_pieces([40, 17, 33, 25, 64, 9, 12, 80])
@@ -150,3 +153,16 @@ def test_a_family_whose_rule_cannot_be_replayed_is_refused(model, monkeypatch):
         InputError, match=r"by moonlight.*cannot be replayed; record with calibration\.statistics=default"
     ):
         record(model, token_set(PIECES), statistics="samples")
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+def test_a_streamed_pass_keeps_the_same_sample(family, tmp_path):
+    source = ModelOptions(path=str(save_tiny(family, tmp_path, num_hidden_layers=3, shard_size="60KB")))
+    plain = load_model(source, device="cpu").model
+    fingerprint = model_fingerprint(plain, find_moe_layers(plain))
+    arguments = {"statistics": "samples", "batch_tokens": 50}
+    streamed = record_streamed(
+        open_streamed(source, device="cpu"), token_set(PIECES), fingerprint=fingerprint, **arguments
+    )
+    assert_same(record(plain, token_set(PIECES), **arguments), streamed, rtol=1e-5, atol=1e-5)
