@@ -186,7 +186,7 @@ def prune(
     from moeprune.experiment.steps import prune_directory
 
     summary = prune_directory(model, plan, output, overwrite=overwrite, dry_run=dry_run, mtp=mtp)
-    _finish(summary, output, as_json=as_json)
+    _finish(summary, None if dry_run else output, as_json=as_json)
 
 
 @app.command()

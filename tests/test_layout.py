@@ -122,7 +122,7 @@ def test_no_module_is_a_drawer():
 
 
 def test_the_top_level_holds_what_the_design_lists():
-    patterns = [line.strip().rstrip("/") for line in (ROOT / ".gitignore").read_text().splitlines() if line.strip()]
+    patterns = [line.strip().strip("/") for line in (ROOT / ".gitignore").read_text().splitlines() if line.strip()]
     names = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
     extra = {name for name in names - TOP_LEVEL if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns)}
     assert not extra

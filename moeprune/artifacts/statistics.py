@@ -202,7 +202,12 @@ class RoutingStatistics:
             raise InputError(
                 f"{path}: format {manifest.get('format')!r}, expected {FORMAT!r}; make one with `moeprune record`"
             )
-        layers = tuple(Layer(**layer) for layer in manifest["layers"])
+        try:
+            layers = tuple(Layer(**layer) for layer in manifest["layers"])
+            manifest["model"]["fingerprint"]  # what `select` relies on
+            list(manifest["domains"])
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{path}: damaged, or of another version ({error!r}); record again") from error
         domains: dict[str, dict[str, LayerStatistics]] = {}
         half: dict[str, dict[str, LayerStatistics]] = {}
         for domain in manifest["domains"]:

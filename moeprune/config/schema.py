@@ -62,9 +62,12 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _statistics_suffice(self) -> "RunConfig":
-        if self.calibration.statistics == "default":
-            for criterion in (self.selection.criterion, *self.evaluation.baselines):
-                if "output_sum" in getattr(criterion, "needs", ()):
-                    name = getattr(criterion, "name", "")
-                    raise ValueError(f"criterion {name} needs the mean outputs: set calibration.statistics: all")
+        recorded = {"default": (), "all": ("output_sum",), "samples": ("output_sum", "sample")}
+        there = recorded[self.calibration.statistics]
+        for criterion in (self.selection.criterion, *self.evaluation.baselines):
+            missing = [need for need in getattr(criterion, "needs", ()) if need not in there]
+            if missing:
+                choice = "samples" if "sample" in missing else "all"
+                name = getattr(criterion, "name", "")
+                raise ValueError(f"criterion {name} needs {missing[0]}: set calibration.statistics: {choice}")
         return self

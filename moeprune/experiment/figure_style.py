@@ -144,7 +144,8 @@ def styled(theme: Theme) -> AbstractContextManager[None]:
         "hatch.color": theme.paper,
     }
     defaults = {key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith("backend")}
-    return rc_context({**defaults, **settings})
+    every: dict[Any, Any] = {**defaults, **settings}
+    return rc_context(every)
 
 
 def png(draw: Callable[[Theme], "Figure"], theme: Theme) -> bytes:

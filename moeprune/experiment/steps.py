@@ -1,5 +1,6 @@
 """The stages one by one, on files, for people who want one step: what the verbs of the command line do."""
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -27,15 +28,18 @@ def record_file(
     require_writable(output, ".safetensors")
     named = [{"name": name, "path": path, **each} for name, path in map(_named, domains)]
     value = {"model": {"path": model}, "calibration": {**calibration, "domains": named}, "runtime": dict(runtime)}
-    # No evaluation data of our own here: everything the user names is calibration.
-    value["evaluation"] = {"domains": named}
-    inputs = Inputs(validate(RunConfig, value, place="record"))
+    config = validate(RunConfig, value, place="record")
+    # Everything the user names is calibration: nothing is held out for an evaluation.
+    evaluation = config.evaluation.model_copy(update={"domains": list(config.calibration.domains)})
+    inputs = Inputs(config.model_copy(update={"evaluation": evaluation}))
     inputs.inspect_model()
     key = stage_key("record", inputs.model_identity, inputs.calibration_identity)
-    if output.is_file() and RoutingStatistics.load(output).key == key:
+    if not output.is_file():
+        record_to(output, inputs, key)
+    elif RoutingStatistics.load(output).key == key:
         say(f"record: {output} already holds exactly this recording, reused")
     else:
-        record_to(output, inputs, key)
+        raise InputError(f"-o {output}: holds another recording; give another name, or remove the file")
     statistics = RoutingStatistics.load(output)
     for warning in statistics.manifest["warnings"]:
         warn(warning)
@@ -156,7 +160,7 @@ def _teacher_and_student(
 
 def report_runs(runs: Sequence[Path], *, format: str) -> list[Path]:
     """Write the reports of runs and grids again; returns the files in the wanted format."""
-    from moeprune.experiment.grid_report import write_grid_report
+    from moeprune.experiment.grid_report import write_comparison, write_grid_report
     from moeprune.experiment.report import write_report
 
     if format not in ("html", "md", "csv"):
@@ -168,7 +172,7 @@ def report_runs(runs: Sequence[Path], *, format: str) -> list[Path]:
         elif not (directory / "run.json").is_file():
             raise InputError(f"{directory}: no run.json or grid.json; give the directory of a run or of a grid")
         elif format == "csv":
-            raise InputError("--format csv compares runs: give the directory of a grid, or several runs in one grid")
+            written.append(write_comparison([directory], directory, formats=("csv",)))
         else:
             write_report(directory)
             written.append(directory / f"report.{format}")
@@ -184,6 +188,8 @@ def require_writable(path: Path, suffix: str) -> None:
     parent = next((p for p in path.absolute().parents if p.exists()), None)
     if parent is None or not parent.is_dir():
         raise InputError(f"-o {path}: {parent} is not a directory")
+    if not os.access(parent, os.W_OK):
+        raise InputError(f"-o {path}: {parent} cannot be written to; give a name in another directory")
 
 
 def _default_data(teacher: str) -> list[dict[str, Any]]:

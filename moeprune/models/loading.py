@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from moeprune.artifacts.errors import InputError
 from moeprune.reference import MODEL_DIR
 
+ALIGNMENT = 64  # bytes; what torch gives to memory it allocates
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -93,9 +94,12 @@ def load_tokenizer(directory: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(directory)
+        tokenizer = AutoTokenizer.from_pretrained(directory)
     except (ValueError, KeyError, OSError) as error:
         raise InputError(f"{directory}: no tokenizer that transformers can read ({error})") from error
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # without its files transformers makes an empty one
+        raise InputError(f"{directory}: the tokenizer is empty; are its files (tokenizer.json, ...) in the directory?")
+    return tokenizer
 
 
 @contextmanager
@@ -119,7 +123,18 @@ def load_model(options: ModelOptions, *, device: str = "auto") -> LoadedModel:
     place = device_of(device)
     with without_bars():
         model = pretrained(directory, options.dtype, device=place).to(place)
+    _align(model)
     return LoadedModel(model, load_tokenizer(directory), directory)
+
+
+def _align(model: Any) -> None:
+    """Move weights that lie in a mapped file at any address into memory of their own, as all other weights lie.
+
+    CPU kernels round by the alignment of what they read: logits would depend on the order of tensors in a file.
+    """
+    for tensor in model.parameters():
+        if tensor.device.type == "cpu" and tensor.data_ptr() % ALIGNMENT:
+            tensor.data = tensor.data.clone()
 
 
 def pretrained(directory: Path, dtype: Dtype, *, device: str, **arguments: Any) -> Any:

@@ -23,7 +23,7 @@ Observer = Callable[[MoELayer, slice, torch.Tensor, torch.Tensor, torch.Tensor],
 
 @contextmanager
 def observed(layers: Sequence[MoELayer], observer: Observer) -> Iterator[None]:
-    """Inside, every call of a layer's experts reports to `observer`, chunk by chunk; outside, the model is untouched."""
+    """Inside, every call of a layer's experts reports to `observer`, chunk by chunk; afterwards nothing is left."""
     previous = [(layer, layer.experts.__dict__.get("forward")) for layer in layers]
     try:
         for layer in layers:

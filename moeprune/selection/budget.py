@@ -42,9 +42,12 @@ def layer_budgets(
     budgets = [_layer_budget(layer, budget, must_keep.get(layer.name, ())) for layer in layers]
     if not any(item.pruned for item in budgets):
         first = budgets[0]
+        multiple, least = step(first.layer, budget), _least(first.layer, budget)
+        possible = least < (first.layer.num_experts if isinstance(budget.prune, int) else 1)
+        way_out = f"raise it to {least} or more" if possible else "no expert can go; lower selection.budget.multiple_of"
         raise InputError(
             f"selection.budget.prune: {budget.prune} removes nothing ({first}; kept counts are multiples of "
-            f"{step(first.layer, budget)}); raise it to {_least(first.layer, budget)} or more"
+            f"{multiple}); {way_out}"
         )
     return budgets
 

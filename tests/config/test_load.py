@@ -70,6 +70,8 @@ def test_numbers_are_numbers_and_words_stay_words(tmp_path):
         ("model: [\n", r"run\.yaml:2"),
         ("", "expected a mapping"),
         ("calibration:\n  domains: []\n", "calibration.domains"),
+        ("selection:\n  criterion: {name: mone}\n", "mone needs output_sum: set calibration.statistics: all"),
+        ("selection:\n  criterion: {name: reroute}\n", "reroute needs sample: set calibration.statistics: samples"),
         (
             "calibration:\n  domains:\n    - {name: a, path: x}\n    - {name: a, path: y}\n",
             "two domains are called 'a'",
