@@ -34,7 +34,9 @@ class Flusher:
         if self._unflushed >= STEP and (self._running is None or self._running.done()):
             self._wait()
             self._unflushed = 0
-            self._running = self._thread.submit(os.fdatasync, descriptor)
+            self._running = self._thread.submit(
+                getattr(os, "fdatasync", os.fsync), descriptor
+            )  # macOS has no fdatasync
 
     def finished(self, descriptor: int, part: Path, final: Path) -> None:
         """Flush and close a file and give it its final name, which only whole files have. One at most is under way."""

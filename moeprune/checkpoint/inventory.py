@@ -13,11 +13,11 @@ from moeprune.artifacts.statistics import Layer
 from moeprune.checkpoint.headers import Entry, read_header
 from moeprune.checkpoint.memory_names import MemoryModel
 from moeprune.checkpoint.tensors import Tensor, classified
-from moeprune.checkpoint.understood import require_understood
+from moeprune.checkpoint.understood import require_plain_experts, require_understood
 from moeprune.checkpoint.weight_files import (
     INDEX,
     SINGLE,
-    quantization_section,
+    quantization_method,
     require_index_fits,
     require_known_quantization,
     weight_files,
@@ -60,8 +60,7 @@ class Inventory:
     @property
     def quantization(self) -> str | None:
         """The quantisation method of the source, None for plain weights."""
-        section = quantization_section(self.config)
-        return None if section is None else str(section.get("quant_method") or section.get("quant_algo") or "unknown")
+        return quantization_method(self.directory, self.config)
 
     @property
     def mtp(self) -> tuple[Tensor, ...]:
@@ -76,7 +75,7 @@ def inventory(directory: Path) -> Inventory:
     """
     directory = Path(directory)
     config = read_json(directory / "config.json")
-    require_known_quantization(directory, config)
+    require_known_quantization(directory, quantization_method(directory, config))
     files, index = weight_files(directory)
     metadata: dict[str, Mapping[str, str]] = {}
     entries: list[tuple[str, Entry]] = []
@@ -87,6 +86,8 @@ def inventory(directory: Path) -> Inventory:
     memory = MemoryModel(directory, config)
     tensors = tuple(classified(memory, file, entry) for file, entry in entries)
     require_understood(directory, memory, tensors)
+    if quantization_method(directory, config) is None:
+        require_plain_experts(tensors)
     text = (directory / "config.json").read_bytes().decode("utf-8")
     by_name = {tensor.name: tensor for tensor in tensors}
     return Inventory(directory, text, config, memory, tensors, metadata, index, _version_warnings(), by_name)

@@ -45,6 +45,9 @@ class Placement:
             raise InputError(
                 f"{target}: is a mount point and cannot be replaced as a whole; give a directory inside it"
             )
+        here = Path.cwd()
+        if self.target in (here, *here.parents, Path.home()) or (self.target / ".git").exists():
+            raise InputError(f"{target}: holds more than a checkpoint and is not replaced; give a directory of its own")
         if not overwrite and self.target.is_dir() and any(self.target.iterdir()):
             raise InputError(f"{target}: is not empty; give another directory, or --overwrite to replace it as a whole")
 
@@ -61,7 +64,12 @@ class Placement:
                 _remove(self.directory)
             self.directory.mkdir(exist_ok=True)
             self._set_state(key, "writing")
-            yield
+            try:
+                yield
+            except BaseException:
+                if self.directory.is_dir() and not any(self.directory.iterdir()):  # nothing to resume from
+                    _remove(self.partial)
+                raise
 
     def _is_resumable(self, key: str) -> bool:
         try:

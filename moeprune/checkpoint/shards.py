@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from io import FileIO
 from pathlib import Path
 
 from moeprune.artifacts.errors import InputError
@@ -63,7 +64,7 @@ def write_shard(shard: Shard, source: Path, target: Path, on_bytes: OnBytes) -> 
 
     One buffer is in memory at a time, or one tensor that was made elsewhere.
     """
-    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0), 0o666)
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         with source.open("rb", buffering=0) as file:
             write_all(descriptor, shard.header)
@@ -72,13 +73,13 @@ def write_shard(shard: Shard, source: Path, target: Path, on_bytes: OnBytes) -> 
                 if output.data is None:
                     pending += output.spans
                     continue
-                _copy_spans(file.fileno(), descriptor, pending, on_bytes)
+                _copy_spans(file, descriptor, pending, on_bytes)
                 pending = []
                 data = memoryview(output.data()).cast("B")
                 assert len(data) == output.size, f"{output.name}: {len(data)} bytes, {output.size} announced"
                 write_all(descriptor, data)
                 on_bytes(descriptor, output.size)
-            _copy_spans(file.fileno(), descriptor, pending, on_bytes)
+            _copy_spans(file, descriptor, pending, on_bytes)
         written = os.fstat(descriptor).st_size
         if written != shard.size:
             raise OSError(f"{target}: {written} bytes were written, {shard.size} expected; did the source change?")
@@ -88,14 +89,15 @@ def write_shard(shard: Shard, source: Path, target: Path, on_bytes: OnBytes) -> 
     return descriptor
 
 
-def _copy_spans(source: int, target: int, spans: list[tuple[int, int]], on_bytes: OnBytes) -> None:
+def _copy_spans(source: FileIO, target: int, spans: list[tuple[int, int]], on_bytes: OnBytes) -> None:
     # Reading and writing through a buffer that stays in the processor's cache takes less time than copy_file_range,
     # sendfile or a memory map, and works between any two filesystems.
     buffer = memoryview(bytearray(BUFFER))
     for start, stop in joined(spans):
+        source.seek(start)
         while start < stop:
-            count = os.preadv(source, [buffer[: min(BUFFER, stop - start)]], start)
-            if count == 0:
+            count = source.readinto(buffer[: min(BUFFER, stop - start)])
+            if not count:
                 raise InputError("the source file became shorter while it was read; nothing was put in place")
             write_all(target, buffer[:count])
             start += count

@@ -7,12 +7,24 @@ from moeprune.artifacts.errors import InputError
 from moeprune.checkpoint.memory_names import MemoryModel, expert_number
 from moeprune.checkpoint.tensors import Tensor
 
+PLAIN = ("BF16", "F16", "F32", "F64")
+
 
 def require_understood(directory: Path, memory: MemoryModel, tensors: tuple[Tensor, ...]) -> None:
     """Raises InputError, with a tensor's name, for incomplete experts and for what may depend on their number."""
     _require_complete(directory, memory, tensors)
     _require_known_blocks(memory, tensors)
     _require_no_tables_of_experts(memory, tensors)
+
+
+def require_plain_experts(tensors: tuple[Tensor, ...]) -> None:
+    """Raises InputError for experts that are not plain numbers although nothing says that they are quantised."""
+    for tensor in tensors:
+        if tensor.layer is not None and tensor.entry.dtype not in PLAIN:
+            raise InputError(
+                f"{tensor.name}: stored as {tensor.entry.dtype}, but config.json has no quantization_config that says "
+                "how; add it, or prune the unquantised checkpoint"
+            )
 
 
 def _require_complete(directory: Path, memory: MemoryModel, tensors: tuple[Tensor, ...]) -> None:

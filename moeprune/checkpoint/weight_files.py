@@ -12,24 +12,24 @@ from moeprune.checkpoint.model_config import QUANTIZATION_KEYS, text_sections
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 # Formats whose companions keep whole experts apart, by name or by the first axis, so that experts can be cut exactly.
+QUANTIZER_FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 QUANTIZATION = ("fp8", "mxfp4", "compressed-tensors", "gptq", "awq", "modelopt", "auto-round", "fbgemm_fp8")
 
 
-def quantization_section(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The `quantization_config` of the model or of its text part."""
-    found = [section[key] for _, section in text_sections(config) for key in QUANTIZATION_KEYS if section.get(key)]
-    return found[0] if found else None
+def quantization_method(directory: Path, config: Mapping[str, Any]) -> str | None:
+    """What the weights were quantised with, by config.json or a quantiser's own file beside it; None: plain ones."""
+    for _, section in text_sections(config):
+        for key in QUANTIZATION_KEYS:
+            if section.get(key):
+                return str(section[key].get("quant_method") or section[key].get("quant_algo") or "an unnamed method")
+    return next((method for file, method in QUANTIZER_FILES.items() if (directory / file).is_file()), None)
 
 
-def require_known_quantization(directory: Path, config: Mapping[str, Any]) -> None:
-    section = quantization_section(config)
-    if section is None:
-        return
-    method = str(section.get("quant_method") or section.get("quant_algo") or "")
-    if method.lower() not in QUANTIZATION:
+def require_known_quantization(directory: Path, method: str | None) -> None:
+    if method is not None and method.lower() not in QUANTIZATION:
         raise InputError(
-            f"{directory}: quantised with {method or 'an unnamed method'}, whose tensors may not be cut by expert; "
-            f"supported: {', '.join(QUANTIZATION)}. Prune the unquantised checkpoint and quantise the result"
+            f"{directory}: quantised with {method}, whose tensors may not be cut by expert; supported: "
+            f"{', '.join(QUANTIZATION)}. Prune the unquantised checkpoint and quantise the result"
         )
 
 

@@ -69,8 +69,8 @@ def quantised(tensors, method):
 @pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "deepseek_v3"])
 def test_every_part_goes_with_its_weight(name, method, tmp_path):
     source = save_tiny(name, tmp_path / "source", dtype="bfloat16")
-    save_single(source, quantised(tensors_of(source), method))
     prints = plan_for(source).model_fingerprint
+    save_single(source, quantised(tensors_of(source), method))
     edit_config(source, quantization_config={"quant_method": method})
     plan = plan_for(source)
     assert plan.model_fingerprint == prints  # a plan made on the bf16 checkpoint fits its quantised sibling
@@ -189,6 +189,17 @@ def test_fused_experts_with_scales(tmp_path):
         expected = tensor.view(torch.uint8)[list(KEPT)] if cut else tensor.view(torch.uint8)
         assert torch.equal(after[name].view(torch.uint8), expected), name
         assert after[name].dtype == tensor.dtype
+
+
+def test_quantised_experts_that_nothing_speaks_of(tmp_path):
+    source = save_tiny("qwen3_moe", tmp_path / "source", dtype="bfloat16")
+    plan = plan_for(source)
+    save_single(source, quantised(tensors_of(source), "modelopt"))
+    with pytest.raises(InputError, match=r"experts\.0\..*no quantization_config"):
+        inventory(source)
+    (source / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
+    report = prune_checkpoint(source, plan, tmp_path / "out")
+    assert "modelopt" in report.audit.reload
 
 
 def test_mxfp4_experts(tmp_path):

@@ -4,6 +4,7 @@ import fcntl
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -217,7 +218,7 @@ def test_too_little_room_is_known_before_writing(work, tmp_path, monkeypatch):
     monkeypatch.setattr(rewrite.shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(InputError, match="GiB"):
         prune_checkpoint(source, plan, tmp_path / "out")
-    assert not any(tmp_path.rglob("*.safetensors"))
+    assert list(tmp_path.iterdir()) == []
     monkeypatch.undo()
     prune_checkpoint(source, plan, tmp_path / "out")
     assert files(tmp_path / "out") == expected
@@ -241,13 +242,25 @@ def test_a_failed_audit_puts_nothing_in_place(work, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_source_that_shrinks_while_it_is_read(work, tmp_path, monkeypatch):
+def test_a_source_that_shrinks_while_it_is_read(work, tmp_path):
     source, plan, _ = work
-    real = os.preadv
-    monkeypatch.setattr(
-        os, "preadv", lambda file, buffers, offset: real(file, [buffers[0][:7]], offset) if offset < 9000 else 0
-    )
+    copy = tmp_path / "source"
+    shutil.copytree(source, copy)
+
+    def shrink(done, total):
+        for path in copy.glob("*.safetensors"):
+            os.truncate(path, 9000)
+
     with pytest.raises(InputError, match="shorter"):
-        prune_checkpoint(source, plan, tmp_path / "out")
-    monkeypatch.undo()
-    prune_checkpoint(source, plan, tmp_path / "out")
+        prune_checkpoint(copy, plan, tmp_path / "out", on_progress=shrink)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("where", [".", "..", "repository"])
+def test_a_directory_that_holds_more_than_a_checkpoint_is_not_replaced(where, work, tmp_path, monkeypatch):
+    source, plan, _ = work
+    (tmp_path / "here" / "repository" / ".git").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(InputError, match="more than a checkpoint"):
+        prune_checkpoint(source, plan, Path(where), overwrite=True)
+    assert (tmp_path / "here" / "repository" / ".git").exists()
