@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ from moeprune.models.layers import family_for
 from moeprune.models.loading import LoadedModel, device_of, load_config, load_model, load_tokenizer, local_directory
 from moeprune.models.memory import free_bytes
 from moeprune.models.streaming import StreamedModel, open_streamed
+from moeprune.recording.distributed import Team, join
 from moeprune.selection.budget import check_budget
 
 
@@ -75,6 +77,11 @@ class Inputs:
         return open_streamed(self.config.model, device=self.config.runtime.device)
 
     @cached_property
+    def team(self) -> Team | None:
+        """The processes that torchrun started together with this one; None when it is alone."""
+        return join()
+
+    @cached_property
     def streaming(self) -> bool:
         """Whether recording and fidelity read the weights layer by layer: when told to, or when they do not fit."""
         wanted = self.config.runtime.streaming
@@ -83,7 +90,10 @@ class Inputs:
     @property
     def fits(self) -> bool:
         """Whether the weights are in memory or there is room for them."""
-        return "loaded" in self.__dict__ or self.weight_bytes <= free_bytes(device_of(self.config.runtime.device))
+        free = free_bytes(device_of(self.config.runtime.device))
+        if self.device_type == "cpu":
+            free //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's processes share the machine
+        return "loaded" in self.__dict__ or self.weight_bytes <= free
 
     @property
     def weight_bytes(self) -> int:

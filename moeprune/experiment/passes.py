@@ -1,15 +1,22 @@
-"""The two passes that need the model, recording and fidelity: with all weights in memory or read layer by layer."""
+"""The two passes that need the model, recording and fidelity: with all weights in memory or read layer by layer.
 
-from collections.abc import Mapping
+torchrun's processes share the recording; the others but the first leave when it is over.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.artifacts.statistics import RoutingStatistics
 from moeprune.evaluation.fidelity import compare_plans
 from moeprune.evaluation.intervals import Comparison
 from moeprune.evaluation.streamed import compare_streamed
-from moeprune.experiment.console import progress, say
+from moeprune.experiment.console import progress, say, speak
 from moeprune.experiment.inputs import Inputs
 from moeprune.recording.recorder import record
 from moeprune.recording.streamed import record_streamed
@@ -17,11 +24,14 @@ from moeprune.recording.streamed import record_streamed
 
 def recorded(inputs: Inputs, partial: Path, key: str) -> RoutingStatistics:
     """Routing statistics of the inputs' calibration tokens; `partial` holds what is committed on the way."""
-    options, tokens = inputs.config, inputs.calibration
+    options, tokens, team = inputs.config, inputs.calibration, inputs.team
+    if team is not None and team.leads:  # one decides for all: how much memory is free may differ between them
+        team.tell("order", json.dumps({"key": key, "streaming": inputs.streaming}))
     common: dict[str, Any] = {
         "batch_tokens": options.runtime.batch_tokens,
         "statistics": options.calibration.statistics,
         "partial": partial,
+        "team": team,
         "manifest": {
             "key": key,
             "model": {"path": options.model.path, "fingerprint": inputs.fingerprint},
@@ -37,6 +47,41 @@ def recorded(inputs: Inputs, partial: Path, key: str) -> RoutingStatistics:
     streamed, fingerprint = inputs.streamed, inputs.fingerprint
     with progress("recording") as advance:
         return record_streamed(streamed, tokens, fingerprint=fingerprint, on_progress=advance, **common)
+
+
+@contextmanager
+def leading(inputs: Inputs) -> Iterator[None]:
+    """Around the recording, whether it is made or reused: torchrun's other processes wait for the end of this."""
+    team = inputs.team
+    if team is None:
+        yield
+        return
+    with team.together():
+        yield
+        team.dismiss()
+
+
+def assist(inputs: Inputs, partial: Path, key: str) -> None:
+    """What torchrun's other processes do: their share of the recording, if the leader records.
+
+    Raises InputError when this process sees another model or other data than the leader.
+    """
+    team = inputs.team
+    assert team is not None
+    speak(quiet=True)
+    with team.together():
+        order = json.loads(team.wait_for("order"))
+        if order is not None:
+            if order["key"] != key:
+                raise InputError(
+                    f"rank {team.rank} would record {key}, rank 0 records {order['key']}: they see other models, data "
+                    "or options; give all machines the same files"
+                )
+            inputs.streaming = order["streaming"]
+            recorded(inputs, partial, key)
+            team.wait_for("saved")
+            shutil.rmtree(str(team.folder(partial)), ignore_errors=True)
+        team.tell(f"left/{team.rank}")
 
 
 def compared(inputs: Inputs, plans: Mapping[str, PrunePlan]) -> dict[str, Comparison]:

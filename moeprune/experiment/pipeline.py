@@ -13,6 +13,7 @@ from moeprune.config.schema import RunConfig
 from moeprune.experiment import compress_run, stages
 from moeprune.experiment.console import logged, say
 from moeprune.experiment.inputs import Inputs
+from moeprune.experiment.passes import assist
 from moeprune.experiment.runs import STAGES, Run, locked
 
 Measuring = Callable[[Inputs, Mapping[str, PrunePlan]], stages.Measured] | None
@@ -44,10 +45,13 @@ def run_pipeline(
     redo: this stage and those after it run again. inputs, measuring: what a grid shares between its runs.
     Raises InputError for bad input, before the expensive stage.
     """
+    grid = inputs is not None
     inputs = inputs or Inputs(config)
     inputs.inspect()
-    run = Run.open(directory, config)
     shared = shared or directory.parent / "shared"
+    if inputs.team is not None:
+        _join(inputs, shared, grid=grid)
+    run = Run.open(directory, config)
     with locked(directory), logged(directory / "log.txt"):
         run.reread()
         if redo == "record":
@@ -61,6 +65,17 @@ def run_pipeline(
         finally:
             run.close(0 if finished else 1)
         return outcome
+
+
+def _join(inputs: Inputs, shared: Path, *, grid: bool) -> None:
+    """Let all of torchrun's processes but the first do their share of the recording and end there."""
+    if grid:
+        raise InputError("grid: torchrun spreads one recording over processes; start a grid as one, with --workers N")
+    assert inputs.team is not None
+    if not inputs.team.leads:
+        key, path = stages.recording_path(inputs, shared)
+        assist(inputs, stages.partial_of(path), key)
+        raise SystemExit(0)
 
 
 def _run(run: Run, inputs: Inputs, shared: Path, last: int, measuring: Measuring) -> Outcome:

@@ -18,7 +18,7 @@ from moeprune.evaluation.agent import agent_questions
 from moeprune.evaluation.generation import agent_task, loop_rate
 from moeprune.experiment.console import progress, say, warn
 from moeprune.experiment.inputs import Inputs
-from moeprune.experiment.passes import compared, recorded, unmeasured
+from moeprune.experiment.passes import compared, leading, recorded, unmeasured
 from moeprune.experiment.runs import Run, locked, stage_key
 from moeprune.selection.options import SelectionOptions
 from moeprune.selection.select import select
@@ -67,7 +67,7 @@ def discard_recording(inputs: Inputs, shared: Path) -> None:
     _, path = recording_path(inputs, shared)
     with locked(path.parent):
         path.unlink(missing_ok=True)
-        shutil.rmtree(path.with_name(path.name + ".partial"), ignore_errors=True)
+        shutil.rmtree(partial_of(path), ignore_errors=True)
 
 
 def record_stage(run: Run, inputs: Inputs, shared: Path) -> RoutingStatistics:
@@ -85,7 +85,8 @@ def record_stage(run: Run, inputs: Inputs, shared: Path) -> RoutingStatistics:
         entry["tokens_per_second"] = statistics.manifest["tokens_per_second"]
         return entry, list(statistics.manifest["warnings"])
 
-    stage(run, "record", key, work)
+    with leading(inputs):
+        stage(run, "record", key, work)
     return RoutingStatistics.load(path)
 
 
@@ -95,11 +96,16 @@ def record_to(path: Path, inputs: Inputs, key: str) -> None:
     total = sum(len(sequence.ids) for sequence in tokens.sequences)
     say(f"record: {total:,} tokens of {', '.join(tokens.manifest)} through {len(inputs.layers)} MoE layers")
     started = time.monotonic()
-    partial = path.with_name(path.name + ".partial")
+    partial = partial_of(path)
     statistics = recorded(inputs, partial, key)
     rate = round(total / (time.monotonic() - started), 1)
     RoutingStatistics({**statistics.manifest, "tokens_per_second": rate}, *_parts(statistics)).save(path)
     shutil.rmtree(partial, ignore_errors=True)
+
+
+def partial_of(path: Path) -> Path:
+    """Where a recording that will be `path` keeps what it has so far."""
+    return path.with_name(path.name + ".partial")
 
 
 def _parts(statistics: RoutingStatistics) -> tuple[Any, Any, Any]:

@@ -23,7 +23,8 @@ def record_file(
     model: str, domains: Sequence[str], output: Path, *, each: Values, calibration: Values, runtime: Values
 ) -> dict[str, Any]:
     """Record `NAME=PATH` domains into one statistics file; resumes where a killed call was."""
-    from moeprune.experiment.stages import record_to
+    from moeprune.experiment.passes import assist, leading
+    from moeprune.experiment.stages import partial_of, record_to
 
     require_writable(output, ".safetensors")
     named = [{"name": name, "path": path, **each} for name, path in map(_named, domains)]
@@ -34,12 +35,16 @@ def record_file(
     inputs = Inputs(config.model_copy(update={"evaluation": evaluation}))
     inputs.inspect_model()
     key = stage_key("record", inputs.model_identity, inputs.calibration_identity)
-    if not output.is_file():
-        record_to(output, inputs, key)
-    elif RoutingStatistics.load(output).key == key:
-        say(f"record: {output} already holds exactly this recording, reused")
-    else:
-        raise InputError(f"-o {output}: holds another recording; give another name, or remove the file")
+    if inputs.team is not None and not inputs.team.leads:
+        assist(inputs, partial_of(output), key)
+        raise SystemExit(0)
+    with leading(inputs):
+        if not output.is_file():
+            record_to(output, inputs, key)
+        elif RoutingStatistics.load(output).key == key:
+            say(f"record: {output} already holds exactly this recording, reused")
+        else:
+            raise InputError(f"-o {output}: holds another recording; give another name, or remove the file")
     statistics = RoutingStatistics.load(output)
     for warning in statistics.manifest["warnings"]:
         warn(warning)

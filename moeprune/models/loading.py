@@ -1,5 +1,6 @@
 """Open a model and its tokenizer from a path, a hub name or `reference`, with errors before the expensive step."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,11 +67,16 @@ def local_directory(options: ModelOptions) -> Path:
 
 
 def device_of(device: str) -> str:
-    """`auto` resolved to cuda where torch has one, otherwise cpu. Raises InputError for a device that is not there."""
+    """`auto` resolved to cuda where torch has one, otherwise cpu. Raises InputError for a device that is not there.
+
+    Each of torchrun's processes on a machine takes a GPU of its own, unless one is named.
+    """
     import torch
 
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
         found = torch.device(device)
     except RuntimeError as error:

@@ -16,6 +16,7 @@ from moeprune.data.trajectories import TokenSet
 from moeprune.models.layers import MoELayer, find_moe_layers, model_fingerprint
 from moeprune.recording.accumulate import LayerSums, StatisticsChoice
 from moeprune.recording.checks import RecordingError, check_conservation, rebuilt
+from moeprune.recording.distributed import Team
 from moeprune.recording.hooks import observed
 from moeprune.recording.parts import Parts, Sums, identity_of
 from moeprune.recording.samples import Sampler
@@ -33,20 +34,25 @@ def record(
     commit_seconds: float = 30.0,
     manifest: Mapping[str, Any] | None = None,
     on_progress: Progress | None = None,
+    team: Team | None = None,
 ) -> RoutingStatistics:
     """Routing statistics of every MoE layer, per domain, from one forward pass over the tokens.
 
     Padding never counts, so neither batch size nor order change the counts (float sums differ in the last bits).
     partial: directory in which whole batches are committed; the same call resumes there after a kill.
     manifest: further entries for the file's manifest (key, calibration section, model path).
+    team: processes that share the batches; each returns the statistics of all.
     Raises InputError for a model without MoE layers or a token set without counted tokens, RecordingError when the
     parts do not rebuild the block, a layer loses routed slots, or an expert's output is not finite.
     """
     layers = find_moe_layers(model)
     fingerprint = model_fingerprint(model, layers)
     recording = Recording(model, layers, tokens, statistics, device=model.device, fingerprint=fingerprint)
-    batches = plan_batches(tokens.sequences, batch_tokens)
-    parts = Parts(partial, recording.identity(batches), commit_seconds=commit_seconds)
+    everything = plan_batches(tokens.sequences, batch_tokens)
+    batches = recording.share(everything, team)
+    folder = partial if team is None else team.folder(partial)
+    tell = on_progress if team is None else team.watching(on_progress)
+    parts = Parts(folder, recording.identity(batches), commit_seconds=commit_seconds)
     done = recording.resume(parts)
     with torch.no_grad(), observed(layers, recording.observe):
         for number, batch in enumerate(batches[done:], start=done):
@@ -57,9 +63,11 @@ def record(
                 # No lm_head: logits are not needed.
                 model.base_model(input_ids=ids, attention_mask=attention, use_cache=False)
             parts.commit(recording.sums, number + 1)
-            if on_progress is not None:
-                on_progress(recording.size(batches[: number + 1]), recording.size(batches))
+            if tell is not None:
+                tell(recording.size(batches[: number + 1]), recording.size(batches))
     recording.check(batches)
+    if team is not None:
+        recording.add_up(team, everything)
     return recording.result(manifest or {})
 
 
@@ -94,6 +102,18 @@ class Recording:
         """A digest of everything that decides which numbers are added in which order."""
         tokens = _digest(self._tokens.sequences)
         return identity_of([self.fingerprint, self._dtype, self._statistics, tokens, batches])
+
+    def share(self, batches: list[list[int]], team: Team | None) -> list[list[int]]:
+        """The batches that this process records."""
+        return batches if team is None else team.share(batches, [self.size([batch]) for batch in batches])
+
+    def add_up(self, team: Team, batches: Sequence[Sequence[int]]) -> None:
+        """Make the sums those of all processes, which have recorded these batches."""
+        for domain in self._tokens.manifest:
+            for even in (True, False):
+                self.sums.setdefault((domain, even), self._new_sums(domain, even))
+        team.add_up(self.sums)
+        self.check(batches)
 
     def resume(self, parts: Parts) -> int:
         """Take the sums that were committed; how many steps they hold."""

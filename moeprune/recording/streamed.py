@@ -20,6 +20,7 @@ from moeprune.models.layers import fingerprint as fingerprint_of
 from moeprune.models.streaming import StreamedModel, affordable_tokens
 from moeprune.recording.accumulate import StatisticsChoice
 from moeprune.recording.checks import RecordingError, rebuilt
+from moeprune.recording.distributed import Team
 from moeprune.recording.hooks import observed
 from moeprune.recording.parts import Parts
 from moeprune.recording.recorder import Progress, Recording
@@ -40,21 +41,26 @@ def record_streamed(
     commit_seconds: float = 30.0,
     manifest: Mapping[str, Any] | None = None,
     on_progress: Progress | None = None,
+    team: Team | None = None,
 ) -> RoutingStatistics:
     """What `record` gives, bit for bit on a CPU, with one decoder layer in memory at a time.
 
     fingerprint: of the checkpoint; the routers that were read are compared with it.
     partial: directory for what waits between two layers, and for the sums and activations that are committed there at
     layer borders; the same call resumes there after a kill. Without it both lie in the system's temporary directory.
+    team: processes that share the batches; each reads all weights, and returns the statistics of all batches.
     Raises what `record` raises, and StreamingError when the model does not call its layers once each, in order.
     """
     layers = find_moe_layers(streamed.model)
     recording = Recording(streamed.model, layers, tokens, statistics, device=streamed.device, fingerprint=fingerprint)
-    batches = plan_batches(tokens.sequences, min(batch_tokens, affordable_tokens(streamed, layers)))
+    everything = plan_batches(tokens.sequences, min(batch_tokens, affordable_tokens(streamed, layers)))
+    batches = recording.share(everything, team)
+    partial = partial if team is None else team.folder(partial)
+    tell = on_progress if team is None else team.watching(on_progress)
     parts = Parts(partial, recording.identity([["layer by layer"], *batches]), commit_seconds=commit_seconds)
     with ExitStack() as stack:
         folder = partial or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moeprune-")))
-        passes = _Passes(streamed, recording, batches, folder, parts if partial else None, on_progress)
+        passes = _Passes(streamed, recording, batches, folder, parts if partial else None, tell)
         try:
             passes.run(recording.resume(parts))
         except NotResumable:  # committed by another release of transformers, for example
@@ -62,6 +68,8 @@ def record_streamed(
             passes.run(0)
     passes.check_routers()
     recording.check(batches)
+    if team is not None:
+        recording.add_up(team, everything)
     return recording.result(manifest or {})
 
 
