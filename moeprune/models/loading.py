@@ -149,11 +149,20 @@ def pretrained(directory: Path, dtype: Dtype, *, device: str, **arguments: Any) 
     dtype auto: float32 for a CPU, the checkpoint's own for a GPU.
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
     wanted: Any = dtype
     if wanted == "auto":
         wanted = "float32" if device == "cpu" else "auto"
     if wanted != "auto":
         wanted = getattr(torch, wanted)
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=wanted, **arguments).eval()
+    return auto_class(load_config(directory)).from_pretrained(directory, dtype=wanted, **arguments).eval()
+
+
+def auto_class(config: Any) -> Any:
+    """The transformers auto class that loads this config: causal language models first, multimodal ones second."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    for candidate in (AutoModelForCausalLM, AutoModelForImageTextToText):
+        if type(config) in candidate._model_mapping:
+            return candidate
+    raise InputError(f"{config.model_type}: transformers has no language model class for this config")
