@@ -100,7 +100,7 @@ class Inputs:
         """Bytes of the weights in memory."""
         dtype = self.config.model.dtype
         wide = dtype == "float32" or (dtype == "auto" and self.device_type == "cpu")
-        return (4 if wide else 2) * sum(tensor.entry.elements for tensor in self.checkpoint.tensors)
+        return (4 if wide else 2) * sum(math.prod(shape) for shape in self.checkpoint.memory.shapes.values())
 
     @cached_property
     def tokenizer(self) -> Any:
