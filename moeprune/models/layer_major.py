@@ -153,7 +153,7 @@ class LayerMajor:
         call = self._until_layer(one, partial(one.suspended.answer, output))
         if call is not None:
             raise StreamingError(f"{self._layers[id(call.module)]} was called again after the last decoder layer")
-        return one.suspended.result
+        return one.suspended.take_result()
 
     def save(self, border: Border) -> bool:
         """Write where all passes are, between two layers; False when that would not be enough to go on from there."""

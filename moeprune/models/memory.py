@@ -4,7 +4,9 @@ import ctypes
 import sys
 from pathlib import Path
 
-_M_ARENA_MAX = -8  # mallopt's number for it
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # mallopt's numbers for them
+_KEPT = 256 * 2**20  # bytes at the top of the heap
+_LARGEST = 32 * 2**20  # the most that glibc takes from its heap
 _CGROUP = Path("/sys/fs/cgroup")  # version 2
 
 
@@ -43,6 +45,18 @@ def keep_one_heap() -> None:
     library = _glibc()
     if library is not None:
         library.mallopt(_M_ARENA_MAX, 1)
+
+
+def keep_freed_memory() -> None:
+    """Use freed memory again instead of asking the operating system for new pages, which costs a fault each.
+
+    A pass frees and takes the same few megabytes for every chunk; a third of its time went into faults. Up to 256 MiB
+    stay with the process. Does nothing where there is no glibc.
+    """
+    library = _glibc()
+    if library is not None:
+        library.mallopt(_M_TRIM_THRESHOLD, _KEPT)
+        library.mallopt(_M_MMAP_THRESHOLD, _LARGEST)
 
 
 def give_back_freed_memory() -> None:

@@ -61,10 +61,12 @@ class Suspended:
             self._done.result()  # raises what the forward pass raised
         return call
 
-    @property
-    def result(self) -> Any:
+    def take_result(self) -> Any:
+        """What the forward pass, which has ended, returned; it is kept no longer."""
         assert self._done is not None
-        return self._done.result()
+        result, self._done = self._done.result(), None
+        self.close()
+        return result
 
     def ask(self, call: Call) -> Any:
         """The output of the call, from the driver. Runs in the forward pass's own thread."""

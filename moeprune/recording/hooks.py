@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import torch
 
 from moeprune.models.layers import MoELayer
+from moeprune.models.memory import keep_freed_memory
 
 ROW_BLOCK = 4  # rows that a float32 matrix product on CPU works on at a time
 
@@ -24,6 +25,7 @@ Observer = Callable[[MoELayer, slice, torch.Tensor, torch.Tensor, torch.Tensor],
 @contextmanager
 def observed(layers: Sequence[MoELayer], observer: Observer) -> Iterator[None]:
     """Inside, every call of a layer's experts reports to `observer`, chunk by chunk; afterwards nothing is left."""
+    keep_freed_memory()
     previous = [(layer, layer.experts.__dict__.get("forward")) for layer in layers]
     try:
         for layer in layers:
