@@ -20,6 +20,7 @@ from moeprune.experiment.console import progress, say, warn
 from moeprune.experiment.inputs import Inputs
 from moeprune.experiment.passes import compared, leading, recorded, unmeasured
 from moeprune.experiment.runs import Run, locked, stage_key
+from moeprune.selection.evidence import mix_shares
 from moeprune.selection.options import SelectionOptions
 from moeprune.selection.select import select
 
@@ -83,11 +84,23 @@ def record_stage(run: Run, inputs: Inputs, shared: Path) -> RoutingStatistics:
         say(f"record: {'reused' if reused else 'written'} {path}")
         entry: Entry = {"statistics": os.path.relpath(path, run.directory), "reused": reused}
         entry["tokens_per_second"] = statistics.manifest["tokens_per_second"]
+        run.tracker.log(intake_counts(statistics))
         return entry, list(statistics.manifest["warnings"])
 
     with leading(inputs):
         stage(run, "record", key, work)
     return RoutingStatistics.load(path)
+
+
+def intake_counts(statistics: RoutingStatistics) -> dict[str, float]:
+    """`calibration/<domain>/<count>`: records and tokens read, used, skipped by reason, by role; for the tracker."""
+    counts: dict[str, float] = {}
+    for domain, told in statistics.manifest["domains"].items():
+        for name in ("records_read", "records_used", "tokens", "counted"):
+            counts[f"calibration/{domain}/{name}"] = told[name]
+        for name in ("records_skipped", "tokens_by_role"):
+            counts |= {f"calibration/{domain}/{name}/{key}": count for key, count in told[name].items()}
+    return counts
 
 
 def record_to(path: Path, inputs: Inputs, key: str) -> None:
@@ -119,6 +132,7 @@ def select_stage(run: Run, statistics: RoutingStatistics) -> dict[str, PrunePlan
     key = stage_key("select", options, list(baselines.items()), statistics.key)
 
     def work() -> tuple[Entry, list[str]]:
+        describe_mix(statistics, options)
         plan = select(statistics, options)
         plan.save(run.directory / "plan.json")
         for label, other in baselines.items():
@@ -141,6 +155,13 @@ def baseline_options(run: Run) -> dict[str, SelectionOptions]:
         label = name if not taken else f"{name}-{taken + 1}"
         labelled[label] = run.config.selection.model_copy(update={"criterion": criterion})
     return labelled
+
+
+def describe_mix(statistics: RoutingStatistics, options: SelectionOptions) -> None:
+    """The share of the counted tokens that each domain has in the decision, where there is more than one."""
+    shares = mix_shares(statistics, options.mix)
+    if len(shares) > 1:
+        say(f"select: mix of {', '.join(f'{domain} {share:.1%}' for domain, share in shares.items())} by tokens")
 
 
 def describe_plan(plan: PrunePlan) -> None:

@@ -68,7 +68,7 @@ def select_file(
     mix: Sequence[str],
 ) -> dict[str, Any]:
     """Write the plan for a statistics file; options as they are typed on the command line."""
-    from moeprune.experiment.stages import describe_plan
+    from moeprune.experiment.stages import describe_mix, describe_plan
     from moeprune.selection.options import SelectionOptions
     from moeprune.selection.select import select
 
@@ -80,7 +80,9 @@ def select_file(
         "mix": _mix(mix),
     }
     options = validate(SelectionOptions, value, place="select")
-    plan = select(RoutingStatistics.load(statistics), options)
+    recorded = RoutingStatistics.load(statistics)
+    describe_mix(recorded, options)
+    plan = select(recorded, options)
     plan.save(output)
     describe_plan(plan)
     for warning in plan.warnings:
