@@ -82,7 +82,9 @@ def dense_stage(run: Run, inputs: Inputs, plan: PrunePlan, sizes: Entry) -> Entr
         run.tracker.table("dense", ["role", "methods", "weights", "parameters", "example"], rows)
         entry = {"checkpoint": "checkpoint", "parameters": sizes["parameters"], "bytes": report.bytes}
         entry |= {name: sizes[name] for name in ("parameters_base", "bytes_base")}
-        return {**entry, **told["dense"], "reloaded": asdict(report.reloaded)}, list(report.warnings)
+        # Not `metrics`: in an entry that names the file of the evaluate stage.
+        entry |= {"coverage": told["dense"]["coverage"], "counts": told["dense"]["metrics"]}
+        return {**entry, "reloaded": asdict(report.reloaded)}, list(report.warnings)
 
     return stage(run, "dense", dense_key(inputs, plan), work)
 

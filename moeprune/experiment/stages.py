@@ -254,7 +254,7 @@ def evaluate_stage(
         for label, values in measured.items():
             if label != OWN:
                 metrics |= {f"baseline/{label}/{name}": value for name, value in values.items()}
-        metrics |= size_metrics(made) | made.get("metrics", {})
+        metrics |= size_metrics(made) | made.get("counts", {})
         stability = [layer.stability["jaccard"] for layer in plans[OWN].layers if layer.stability]
         if stability:
             metrics["stability/jaccard"] = sum(stability) / len(stability)
