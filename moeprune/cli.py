@@ -84,6 +84,7 @@ def grid(
     overrides: Overrides = None,
     only: Annotated[str | None, typer.Option(help="Runs whose name matches, e.g. 'hope-*'.")] = None,
     workers: Annotated[int, typer.Option(help="Processes on this machine.")] = 1,
+    ray: Annotated[str | None, typer.Option(help="A Ray cluster's HOST:PORT, or local; needs the extra `ray`.")] = None,
     output: Annotated[Path, typer.Option(help="Directory of grid directories.")] = Path("runs"),
     as_json: Json = False,
 ) -> None:
@@ -91,7 +92,7 @@ def grid(
     _start(as_json)
     from moeprune.experiment.grid import run_grid
 
-    outcome = run_grid(config, overrides or [], output=output, pattern=only, workers=workers)
+    outcome = run_grid(config, overrides or [], output=output, pattern=only, workers=workers, ray=ray)
     summary = {"grid": outcome.directory, "done": outcome.done, "failed": outcome.failed, "report": outcome.report}
     _finish(summary, outcome.report, as_json=as_json)
     if outcome.failed:

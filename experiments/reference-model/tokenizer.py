@@ -1,6 +1,7 @@
 """The byte-level BPE tokenizer of the reference model, and the corpus as token ids.
 
     python tokenizer.py corpus -o tokenizer
+    python tokenizer.py corpus -o tokenizer --like moeprune/reference/model     # a second model with the ids of the first
 
 Trains on the beginning of each training file (1.5 M characters a text domain, 1,500 trajectories), writes the tokenizer
 with its chat template, and beside the text corpus/DOMAIN.SPLIT.npy: uint16 ids, documents end with <|endoftext|>.
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from moeprune.reference import MODEL_DIR
 
@@ -108,8 +109,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("corpus", type=Path)
     parser.add_argument("-o", "--output", type=Path, default=Path("tokenizer"))
     parser.add_argument("--vocabulary", type=int, default=4096)
+    parser.add_argument("--like", type=Path, metavar="DIR", help="take the tokenizer of this model, train none")
     options = parser.parse_args(arguments)
-    tokenizer = train_tokenizer(options.corpus, options.vocabulary)
+    if options.like:
+        tokenizer = AutoTokenizer.from_pretrained(options.like)
+    else:
+        tokenizer = train_tokenizer(options.corpus, options.vocabulary)
     tokenizer.save_pretrained(options.output)
     for name, count in encode(options.corpus, tokenizer).items():
         print(f"{name}: {count} tokens")

@@ -5,12 +5,9 @@ distributions are computed once a batch of tokens and never stored. A finished r
 with those that are not.
 """
 
-import os
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ from moeprune.experiment import stages
 from moeprune.experiment.console import say, speak, warn
 from moeprune.experiment.inputs import Inputs
 from moeprune.experiment.pipeline import run_pipeline
+from moeprune.experiment.spread import Errors, Group, over_processes, over_ray, require_ray
 
 AT_ONCE = 6  # runs measured together: a kill loses at most their measurements
 
@@ -38,17 +36,28 @@ class GridOutcome:
 
 
 def run_grid(
-    path: Path, overrides: Sequence[str], *, output: Path, pattern: str | None = None, workers: int = 1
+    path: Path,
+    overrides: Sequence[str],
+    *,
+    output: Path,
+    pattern: str | None = None,
+    workers: int = 1,
+    ray: str | None = None,
 ) -> GridOutcome:
     """Every run of the grid, or those whose name matches; a failed run is recorded and the rest go on.
 
+    workers: processes of this machine; ray: the address of a cluster instead, or "local". Neither changes a result.
     Raises InputError before the first run for anything a run could not work with.
     """
     if workers < 1:
         raise InputError(f"--workers {workers}: give at least 1")
-    every = load_grid(path, overrides)
-    runs = only(every, pattern)
+    if ray is not None:
+        if workers > 1:
+            raise InputError(f"--workers {workers} --ray {ray}: give one of them; Ray spreads over its own machines")
+        require_ray()
     directory = output / path.stem
+    every = {name: _in_group(config, path.stem) for name, config in load_grid(path, overrides).items()}
+    runs = only(every, pattern)
     loaded: dict[str, Inputs] = {}
     for config in runs.values():
         _shared_inputs(config, loaded).inspect()
@@ -58,7 +67,7 @@ def run_grid(
     say(f"grid: {len(runs)} of {len(every)} runs in {directory}, {len(groups)} groups")
     started = time.monotonic()
     done = 0
-    for group, errors in _results(groups, directory, output / "shared", workers):
+    for group, errors in _results(groups, directory, output / "shared", workers=workers, ray=ray):
         failed |= errors
         done += len(group)
         left = (time.monotonic() - started) / done * (len(runs) - done)
@@ -76,7 +85,14 @@ def _write(directory: Path, runs: Runs, failed: Mapping[str, str]) -> None:
     write_json(directory / "grid.json", {"runs": list(runs), "failed": dict(failed)})
 
 
-def _groups(runs: Runs) -> list[dict[str, RunConfig]]:
+def _in_group(config: RunConfig, grid: str) -> RunConfig:
+    """The config with the grid as its W&B group, unless it names one."""
+    if config.tracking.group is not None:
+        return config
+    return config.model_copy(update={"tracking": config.tracking.model_copy(update={"group": grid})})
+
+
+def _groups(runs: Runs) -> list[Group]:
     """Runs that can be measured together, at most AT_ONCE in a group."""
     alike: dict[str, dict[str, RunConfig]] = {}
     for name, config in runs.items():
@@ -102,29 +118,29 @@ def _shared_inputs(config: RunConfig, loaded: dict[str, Inputs]) -> Inputs:
     return inputs
 
 
-def _results(groups: list[dict[str, RunConfig]], directory: Path, shared: Path, workers: int) -> Any:
-    """(group, errors by run) of every group as it finishes."""
-    if workers == 1:
+def _results(
+    groups: list[Group], directory: Path, shared: Path, *, workers: int, ray: str | None
+) -> Iterator[tuple[Group, Errors]]:
+    """(group, errors by run) of every group as it ends."""
+    if ray is not None:
+        yield from over_ray(groups, _run_alone, directory, shared, address=ray)
+    elif workers > 1:
+        yield from over_processes(groups, _run_alone, directory, shared, workers=workers)
+    else:
         loaded: dict[str, Inputs] = {}
         for group in groups:
             yield group, _run_group(group, directory, shared, loaded)
-        return
-    threads = str(max(1, (os.cpu_count() or 1) // workers))
-    os.environ.setdefault("OMP_NUM_THREADS", threads)  # read by the workers when they import torch
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(_run_alone, group, directory, shared): group for group in groups}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
 
 
-def _run_alone(group: dict[str, RunConfig], directory: Path, shared: Path) -> dict[str, str]:
+def _run_alone(group: Group, directory: Path, shared: Path) -> Errors:
+    """The group in a process of its own."""
     speak()
     return _run_group(group, directory, shared, {})
 
 
-def _run_group(group: Runs, directory: Path, shared: Path, loaded: dict[str, Inputs]) -> dict[str, str]:
+def _run_group(group: Runs, directory: Path, shared: Path, loaded: dict[str, Inputs]) -> Errors:
     """Run -> error of those that failed. Plans first, then one measurement for all, then each run's own files."""
-    errors: dict[str, str] = {}
+    errors: Errors = {}
     ready = {name: _shared_inputs(config, loaded) for name, config in group.items()}
 
     def attempt(name: str, **options: Any) -> None:
