@@ -1,7 +1,7 @@
 """The byte-level BPE tokenizer of the reference model, and the corpus as token ids.
 
     python tokenizer.py corpus -o tokenizer
-    python tokenizer.py corpus -o tokenizer --like moeprune/reference/model     # a second model with the ids of the first
+    python tokenizer.py corpus -o tokenizer --like moeprune/reference/model  # the ids of the first model
 
 Trains on the beginning of each training file (1.5 M characters a text domain, 1,500 trajectories), writes the tokenizer
 with its chat template, and beside the text corpus/DOMAIN.SPLIT.npy: uint16 ids, documents end with <|endoftext|>.
