@@ -36,11 +36,13 @@ class Layer:
     topk_group: int = 1  # groups a token may draw from
     group_minimum: int = 1  # experts a group must keep for the router's group score to exist (2 for a top-2 sum)
     routing: str = ""  # the rule in words, e.g. "softmax over all, top-k, renormalised"
-    gates_input: bool = False  # llama4: the gate multiplies the expert's input
+    gates_input: bool = False  # llama4: the gate g multiplies the expert's input, and f is f(g x) / g
     # The rule in numbers, to replay it (artifacts.routing). Older files lack it, and are still of the same layer.
     scoring: Literal["", "softmax", "sigmoid"] = field(default="", compare=False)  # "": cannot be replayed
     renormalise: bool = field(default=True, compare=False)  # gates of the chosen experts sum to `scaling`
     scaling: float = field(default=1.0, compare=False)
+    post_scale: float = field(default=1.0, compare=False)  # on the gated sum, outside the experts; not in the gates
+    null_slots: bool = field(default=False, compare=False)  # a token's slot may go to a class that is no expert
 
 
 @dataclass(frozen=True)

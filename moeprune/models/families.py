@@ -2,7 +2,8 @@
 
 How a family is handled beyond its row is the same for all: experts are observed through the shared
 `experts.forward(hidden, top_k_index, top_k_weights)` contract of transformers 5, and every tensor with an expert axis
-on the expert or router path is cut along it. To add a family, add a row and run `pytest tests/models -k NAME`.
+on the expert or router path is cut along it. What a row can say otherwise is in models/family.py. To add a family, add
+a row and run `pytest tests/models tests/checkpoint/test_families.py -k NAME`.
 """
 
 from moeprune.artifacts.errors import InputError
@@ -66,6 +67,7 @@ _ROWS = (
         f"{SOFTMAX_RENORM}, times per_expert_scale",
         top_k_key="top_k_experts",
         router="router",
+        bare=True,
         verified=True,
     ),
     Family(

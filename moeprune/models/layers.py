@@ -12,7 +12,7 @@ from torch import nn
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.statistics import Layer
-from moeprune.models.families import Family, family_of
+from moeprune.models.families import FAMILIES, Family, family_of
 
 # Attributes of routers, under the names of different families.
 SCALINGS = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
@@ -28,6 +28,7 @@ class MoELayer:
     experts: nn.Module  # forward(hidden (tokens, hidden), top_k_index (tokens, k), top_k_weights (tokens, k))
     router: nn.Module
     family: Family
+    extra: int = 0  # classes of the router, after the experts, that are none
 
     @property
     def name(self) -> str:
@@ -40,8 +41,8 @@ def find_moe_layers(model: nn.Module) -> list[MoELayer]:
     Raises InputError for a dense model, an unknown or refused family, and a block whose parts are not understood.
     """
     config: Any = model.config
-    found = [(name, module) for name, module in model.named_modules() if _is_experts(name, module)]
-    if not found and config.model_type not in _known_types(config):
+    found = [(name, module) for name, module in model.named_modules() if _is_experts(name, module, config)]
+    if not found and not _known_types(config):
         raise InputError(
             f"{config.model_type}: no MoE layers found, this is a dense model or an unknown architecture; nothing to "
             "prune. Use `moeprune compress` for dense weights"
@@ -55,7 +56,7 @@ def find_moe_layers(model: nn.Module) -> list[MoELayer]:
 def family_for(config: Any) -> Family:
     """The family of a config, which may nest its language model's config."""
     for candidate in (config, config.get_text_config()):
-        if candidate.model_type in _known_types(candidate):
+        if candidate.model_type in FAMILIES:
             return family_of(candidate.model_type)
     return family_of(config.model_type)
 
@@ -80,12 +81,11 @@ def model_fingerprint(model: nn.Module, layers: list[MoELayer]) -> str:
 
 
 def router_weight(layer: MoELayer) -> torch.Tensor:
-    """The router's projection (experts, hidden)."""
-    weights = [p for p in layer.router.parameters() if p.ndim == 2 and p.shape[0] == layer.info.num_experts]
+    """The router's projection (experts, hidden); rows of classes that are no experts follow."""
+    rows = layer.info.num_experts + layer.extra
+    weights = [p for p in layer.router.parameters() if p.ndim == 2 and p.shape[0] == rows]
     if len(weights) != 1:
-        raise InputError(
-            f"{layer.name}: expected one router weight with {layer.info.num_experts} rows, found {len(weights)}"
-        )
+        raise InputError(f"{layer.name}: expected one router weight with {rows} rows, found {len(weights)}")
     return weights[0]
 
 
@@ -96,17 +96,16 @@ def choice_bias(layer: MoELayer) -> torch.Tensor | None:
 
 
 def _known_types(config: Any) -> set[str]:
-    from moeprune.models.families import FAMILIES
-
-    return {config.model_type} & set(FAMILIES)
+    return {config.model_type, config.get_text_config().model_type} & set(FAMILIES)
 
 
-def _is_experts(name: str, module: nn.Module) -> bool:
-    """Whether the module honours the experts contract of transformers 5 (argument names vary, the order does not)."""
+def _is_experts(name: str, module: nn.Module, config: Any) -> bool:
+    """Whether the module is called as the experts of transformers 5 are (argument names vary, the order does not)."""
     if name.rpartition(".")[2] != "experts":
         return False
     parameters = list(inspect.signature(type(module).forward).parameters)[1:]
-    return len(parameters) == 3 and parameters[0].endswith("hidden_states")
+    gates_input = any(FAMILIES[name].gates_input for name in _known_types(config))
+    return len(parameters) == (1 if gates_input else 3) and parameters[0].endswith("hidden_states")
 
 
 def _layer(model: nn.Module, experts_name: str, experts: nn.Module, family: Family) -> MoELayer:
@@ -118,22 +117,49 @@ def _layer(model: nn.Module, experts_name: str, experts: nn.Module, family: Fami
             f"{name}: no router named {family.router!r} beside the experts; family {family.model_type} changed"
         )
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
-    num_experts = {p.shape[0] for p in experts.parameters()}
-    if len(num_experts) != 1:
-        raise InputError(f"{name}: expert tensors disagree on the number of experts: {sorted(num_experts)}")
+    counts = getattr(config, family.config_section) if family.config_section else config
+    extra = family.extra_classes
+    extra = int(getattr(config, extra) or 0) if isinstance(extra, str) else extra
     groups, topk_group = (getattr(config, key) or 1 for key in family.group_keys) if family.group_keys else (1, 1)
     info = Layer(
         name=name,
-        num_experts=num_experts.pop(),
-        top_k=int(getattr(config, family.top_k_key)),
+        num_experts=_count(name, experts, family, extra),
+        top_k=int(getattr(counts, family.top_k_key)),
         num_groups=int(groups),
         topk_group=int(topk_group),
         group_minimum=family.group_minimum if groups > 1 else 1,
         routing=family.routing,
+        gates_input=family.gates_input,
         scoring=family.scoring,
         renormalise=bool(getattr(router, "norm_topk_prob", family.renormalises)),
         scaling=next((float(getattr(router, name)) for name in SCALINGS if hasattr(router, name)), 1.0),
+        post_scale=_post_scale(name, block, family),
+        null_slots=bool(family.null_slots),
     )
-    layer = MoELayer(info, block, experts, router, family)
+    layer = MoELayer(info, block, experts, router, family, extra)
     router_weight(layer)  # refuses a router that is not understood
     return layer
+
+
+def _count(name: str, experts: nn.Module, family: Family, extra: int) -> int:
+    """The number of experts, from the tensors that hold them."""
+    if family.flat_rows:
+        return int(experts.num_experts)  # type: ignore[arg-type]
+    rows = {p.shape[0] for p in experts.parameters() if p.ndim >= 2}
+    if len(rows) != 1 and rows != {min(rows), min(rows) + extra}:
+        raise InputError(f"{name}: expert tensors disagree on the number of experts: {sorted(rows)}")
+    return min(rows)
+
+
+def _post_scale(name: str, block: nn.Module, family: Family) -> float:
+    """The factor on the experts' gated sum, outside the experts."""
+    value = getattr(block, family.post_scale) if family.post_scale else 1.0
+    if isinstance(value, str):  # how shared experts are combined with it, where there are any
+        value = {"sum": 1.0, "average": 0.5}[value] if hasattr(block, "shared_experts") else 1.0
+    return float(value)
+
+
+def projection(layer: MoELayer) -> torch.Tensor | None:
+    """The matrix (hidden, latent) that what experts put out is mapped with; None where it is in the hidden size."""
+    module = getattr(layer.block, layer.family.projection, None) if layer.family.projection else None
+    return None if module is None or isinstance(module, nn.Identity) else module.weight
