@@ -1,0 +1,192 @@
+"""What an engine answered, beside what the pruned model in memory makes of the same tokens: the proof.
+
+Both are judged along the ENGINE's tokens: the model in memory scores each of them after the same prefix, so that one
+different token does not make all later ones incomparable.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from moeprune.serving.prompts import Questions
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One completion: the engine's greedy tokens and its log-probability of each, in nats."""
+
+    tokens: tuple[int, ...]
+    log_probabilities: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Everything an engine said."""
+
+    engine: str
+    version: str
+    answers: tuple[Answer, ...]  # one a prompt
+    tokenized: tuple[tuple[int, ...], ...]  # the engine's own tokens of the texts
+    rendered: tuple[tuple[int, ...] | str, ...]  # and of the conversations, or why it refuses one
+
+    @classmethod
+    def parse(cls, value: Mapping[str, Any]) -> "Answers":
+        return cls(
+            engine=value["engine"],
+            version=value["version"],
+            answers=tuple(Answer(tuple(a["tokens"]), tuple(a["log_probabilities"])) for a in value["answers"]),
+            tokenized=tuple(map(tuple, value["tokenized"])),
+            rendered=tuple(r if isinstance(r, str) else tuple(r) for r in value["rendered"]),
+        )
+
+
+@dataclass(frozen=True)
+class Score:
+    """The model in memory on an engine's tokens of one prompt, each list as long as those."""
+
+    log_probabilities: tuple[float, ...]  # of the engine's tokens
+    best: tuple[float, ...]  # of the most likely tokens in their place
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What still counts as equal, in nats."""
+
+    tie: float  # a token this close to the most likely one is as good
+    mean: float  # mean absolute difference of log-probabilities
+    most: float  # largest one
+
+
+# float32: kernels sum in another order, nothing else. 16 bits: rounding moves logits, and with them, now and then, the
+# choice of an expert (experiments/serving has what was seen). Quantised files are another model: they are measured.
+TOLERANCES = {
+    "float32": Tolerance(tie=1e-4, mean=1e-4, most=1e-3),
+    "bfloat16": Tolerance(tie=0.5, mean=0.05, most=1.0),
+    "float16": Tolerance(tie=0.1, mean=0.01, most=0.25),
+}
+# llama.cpp keeps attention masks and some products in half precision whatever the file holds.
+LLAMA_CPP_FLOAT32 = Tolerance(tie=1e-2, mean=5e-3, most=0.1)
+
+
+def tolerance_of(engine: str, dtype: str) -> Tolerance | None:
+    """What is required of an engine that computes in this dtype; None for quantised weights."""
+    return LLAMA_CPP_FLOAT32 if (engine, dtype) == ("llama.cpp", "float32") else TOLERANCES.get(dtype)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The comparison of one engine with the model in memory."""
+
+    engine: str
+    version: str
+    dtype: str
+    compared_with: str
+    prompts: int
+    tokens: int
+    tokens_equal: int  # the most likely token of the model in memory, too
+    ties: int  # others within `tolerance.tie` of it
+    difference_mean: float  # of log-probabilities, nats
+    difference_most: float
+    tolerance: Tolerance | None  # None: nothing was required, as for a quantised file
+    tokenizer: str  # "equal", or where it is not
+    chats: dict[str, str]  # conversation -> "equal", "different" or the engine's refusal
+    problems: tuple[str, ...]  # empty for a checkpoint that passed
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def passed(self) -> bool:
+        return not self.problems
+
+    def as_json(self) -> dict[str, Any]:
+        return {"passed": self.passed, **asdict(self)}
+
+
+def compare(
+    questions: Questions,
+    found: Answers,
+    scores: Sequence[Score],
+    *,
+    dtype: str,
+    tolerance: Tolerance | None,
+    compared_with: str,
+) -> Proof:
+    """The proof, with every way in which the engine is not the model in memory as a problem that names the place."""
+    differences = [
+        abs(theirs - ours)
+        for answer, score in zip(found.answers, scores, strict=True)
+        for theirs, ours in zip(answer.log_probabilities, score.log_probabilities, strict=True)
+    ]
+    behind = [[best - ours for best, ours in zip(score.best, score.log_probabilities, strict=True)] for score in scores]
+    all_behind = [value for one in behind for value in one]
+    limit = tolerance.tie if tolerance is not None else 0.0
+    mean, most = (sum(differences) / len(differences), max(differences)) if differences else (0.0, 0.0)
+    tokenizer = _tokenizer(questions, found)
+    chats = _chats(questions, found)
+    problems = [*_different_tokens(questions, found, behind, tolerance), *_distances(mean, most, tolerance)]
+    if not differences:
+        problems.append(f"{found.engine} generated no token for any prompt; nothing was compared")
+    if tokenizer != "equal":
+        problems.append(f"{found.engine} splits text into other tokens: {tokenizer}")
+    problems += [f"{found.engine} renders {name} differently" for name, how in chats.items() if how == "different"]
+    refused = [f"{found.engine} does not render {n}: {how}" for n, how in chats.items() if how.startswith("refused")]
+    return Proof(
+        engine=found.engine,
+        version=found.version,
+        dtype=dtype,
+        compared_with=compared_with,
+        prompts=len(found.answers),
+        tokens=len(all_behind),
+        tokens_equal=sum(value <= 0 for value in all_behind),
+        ties=sum(0 < value <= limit for value in all_behind),
+        difference_mean=mean,
+        difference_most=most,
+        tolerance=tolerance,
+        tokenizer=tokenizer,
+        chats=chats,
+        problems=tuple(problems),
+        warnings=(*questions.warnings, *refused),
+    )
+
+
+def _different_tokens(
+    questions: Questions, found: Answers, behind: Sequence[Sequence[float]], tolerance: Tolerance | None
+) -> list[str]:
+    """One line for every prompt with a token that is not the model's own choice."""
+    lines = []
+    for name, answer, values in zip(questions.names, found.answers, behind, strict=True):
+        far = [i for i, value in enumerate(values) if tolerance is not None and value > tolerance.tie]
+        if far:
+            first = far[0]
+            lines.append(
+                f"{name}: {found.engine}'s token {first + 1} ({answer.tokens[first]}) is {values[first]:.3g} nats less "
+                f"likely than the model's own choice, {len(far)} of {len(values)} tokens differ"
+            )
+    return lines
+
+
+def _distances(mean: float, most: float, tolerance: Tolerance | None) -> list[str]:
+    if tolerance is None:
+        return []
+    lines = []
+    if mean > tolerance.mean:
+        lines.append(f"log-probabilities differ by {mean:.2g} nats on average, more than {tolerance.mean:g}")
+    if most > tolerance.most:
+        lines.append(f"a log-probability differs by {most:.2g} nats, more than {tolerance.most:g}")
+    return lines
+
+
+def _tokenizer(questions: Questions, found: Answers) -> str:
+    for i, (ours, theirs) in enumerate(zip(questions.text_ids, found.tokenized, strict=True), start=1):
+        if ours != theirs:
+            return f"text {i} is {len(theirs)} tokens {list(theirs)[:8]}..., not {len(ours)} {list(ours)[:8]}..."
+    return "equal"
+
+
+def _chats(questions: Questions, found: Answers) -> dict[str, str]:
+    results = {}
+    for chat, theirs in zip(questions.chats, found.rendered, strict=True):
+        if isinstance(theirs, str):
+            results[chat.name] = f"refused: {theirs}"
+        else:
+            results[chat.name] = "equal" if theirs == chat.ids else "different"
+    return results

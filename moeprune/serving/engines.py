@@ -1,0 +1,127 @@
+"""Ask a real engine, in its own environment: a script of this package under its Python, or llama.cpp over HTTP."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from moeprune.artifacts.errors import InputError
+from moeprune.serving.answers import Answers
+from moeprune.serving.prompts import NEW_TOKENS, Questions
+
+EngineName = Literal["transformers", "vllm", "llama.cpp"]
+ENGINES: tuple[EngineName, ...] = ("transformers", "vllm", "llama.cpp")
+HERE = Path(__file__).parent
+MODULES = {"transformers": "transformers", "vllm": "vllm", "llama.cpp": "xllamacpp"}
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",  # the checkpoint is a directory; nothing has to be fetched
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process, whose error message is the engine's own
+    "TOKENIZERS_PARALLELISM": "false",
+}
+PATIENCE = 1800  # seconds for a load and a few tokens
+
+
+class EngineError(RuntimeError):
+    """The engine refused the checkpoint or broke on it; the message holds its own last words."""
+
+
+def require_python(engine: EngineName, python: Path | None) -> Path:
+    """The Python that has the engine. Raises InputError, before anything is loaded, when there is none."""
+    module = MODULES[engine]
+    if python is None:
+        if importlib.util.find_spec(module) is None:
+            raise InputError(
+                f"--engine {engine}: {module} is not installed here; give --python PATH of an environment that has it, "
+                f"or make one with `moeprune verify --install {engine} -o DIR`"
+            )
+        return Path(sys.executable)
+    if not python.is_file() or not os.access(python, os.X_OK):
+        raise InputError(f"--python {python}: not an executable file; give the bin/python of the engine's environment")
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    try:
+        done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InputError(f"--python {python}: does not run ({error}); give the bin/python of an environment") from error
+    if done.returncode:
+        raise InputError(
+            f"--python {python}: has no module {module}; give another environment, or make one with "
+            f"`moeprune verify --install {engine} -o DIR`"
+        )
+    return python
+
+
+def ask_script(
+    engine: Literal["transformers", "vllm"],
+    checkpoint: Path,
+    questions: Questions,
+    *,
+    python: Path,
+    dtype: str,
+    options: Mapping[str, Any] | None = None,
+    log: Path | None = None,
+) -> Answers:
+    """What the engine answers, greedily. One process, ended when it has answered; its output goes to `log`.
+
+    `options` are further arguments of vLLM's LLM class. Raises EngineError with the engine's last words.
+    """
+    request = {
+        "model": str(checkpoint.absolute()),
+        "dtype": dtype,
+        "max_length": questions.longest + NEW_TOKENS + 8,
+        "new_tokens": NEW_TOKENS,
+        "prompts": questions.prompts,
+        "texts": questions.texts,
+        "chats": [chat.as_json() for chat in questions.chats],
+        "options": dict(options or {}),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        asked, answered, said = (Path(folder) / name for name in ("request.json", "answers.json", "log.txt"))
+        asked.write_text(json.dumps(request), encoding="utf-8")
+        command = [str(python), str(HERE / f"{engine}_script.py"), str(asked), str(answered)]
+        with said.open("w", encoding="utf-8") as output:
+            try:
+                code = subprocess.run(
+                    command,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    env=_environment(),
+                    cwd=folder,  # a directory of the caller's may hold a module called vllm
+                    timeout=PATIENCE,
+                    check=False,
+                ).returncode
+            except subprocess.TimeoutExpired as error:
+                raise EngineError(f"{engine}: no answer within {PATIENCE} s") from error
+        text = said.read_text(encoding="utf-8", errors="replace")
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text(text, encoding="utf-8")
+        if not answered.is_file():
+            raise EngineError(f"{engine} ended with code {code}: {last_words(text)}")
+        return Answers.parse(json.loads(answered.read_text(encoding="utf-8")))
+
+
+def last_words(text: str) -> str:
+    """The line of a traceback that says what went wrong: the last one that names an exception, or the last of all."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    named = [line for line in lines if _names_an_error(line)]
+    # vLLM wraps the cause: what went wrong is the first error of the last traceback, the wrapper says little.
+    telling = [line for line in named if "Engine core initialization failed" not in line]
+    return (telling or named or lines or ["it said nothing"])[-1][:500]
+
+
+def _names_an_error(line: str) -> bool:
+    word = line.split(":")[0].split(" ")[-1]
+    return word.endswith(("Error", "Exception", "Refused")) and ":" in line
+
+
+def _environment() -> dict[str, str]:
+    ours = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    return ENVIRONMENT | ours

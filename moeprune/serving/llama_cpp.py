@@ -1,0 +1,165 @@
+"""Ask llama.cpp: a server in a process of its own, over HTTP on this machine, ended when it has answered."""
+
+import json
+import os
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from moeprune.artifacts.errors import InputError
+from moeprune.serving.answers import Answer, Answers
+from moeprune.serving.engines import HERE, PATIENCE, EngineError, last_words
+from moeprune.serving.prompts import NEW_TOKENS, Chat, Questions
+
+START = 600  # seconds until a server answers
+
+
+def require_binary(binary: Path) -> Path:
+    """Raises InputError unless this is a program that can be started."""
+    if not binary.is_file() or not os.access(binary, os.X_OK):
+        raise InputError(f"--binary {binary}: not an executable file; give the path of llama-server")
+    return binary
+
+
+def ask_llama_cpp(
+    gguf: Path, questions: Questions, *, python: Path | None, binary: Path | None, log: Path | None = None
+) -> Answers:
+    """What llama.cpp answers, greedily, with a float32 cache: from the package xllamacpp, or from a llama-server.
+
+    Raises EngineError when it does not load the file or does not answer.
+    """
+    context = questions.longest + NEW_TOKENS + 8
+    with tempfile.TemporaryDirectory() as folder:
+        said = Path(folder) / "log.txt"
+        try:
+            opened = (
+                _own_server(binary, gguf, context, said) if binary else _package_server(python, gguf, context, said)
+            )
+            with opened as (address, version):
+                return Answers(
+                    engine="llama.cpp",
+                    version=version,
+                    answers=tuple(_answer(address, ids) for ids in questions.prompts),
+                    tokenized=tuple(_tokens(address, text, parse_special=False) for text in questions.texts),
+                    rendered=tuple(_rendered(address, chat) for chat in questions.chats),
+                )
+        finally:
+            if log is not None and said.is_file():
+                log.parent.mkdir(parents=True, exist_ok=True)
+                log.write_text(said.read_text(encoding="utf-8", errors="replace"), encoding="utf-8")
+
+
+@contextmanager
+def _package_server(python: Path | None, gguf: Path, context: int, said: Path) -> Iterator[tuple[str, str]]:
+    """(address, version) of a server that runs inside while the block does."""
+    assert python is not None
+    command = [str(python), str(HERE / "llama_script.py"), str(gguf.absolute()), str(context), "GGML_TYPE_F32"]
+    with _process(command, said) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            process.wait(30)
+            raise EngineError(f"llama.cpp does not load {gguf.name}: {_complaint(said)}")
+        told = json.loads(line)
+        _wait(told["address"], process, said)
+        yield told["address"], f"xllamacpp {told['version']}"
+
+
+@contextmanager
+def _own_server(binary: Path, gguf: Path, context: int, said: Path) -> Iterator[tuple[str, str]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = ["--host", "127.0.0.1", "--port", str(port), "-c", str(context), "-np", "1", "--jinja"]
+    cache = ["-ctk", "f32", "-ctv", "f32", "--no-warmup"]
+    with _process([str(binary), "-m", str(gguf.absolute()), *place, *cache], said) as process:
+        address = f"http://127.0.0.1:{port}"
+        _wait(address, process, said)
+        yield address, str(_call(address, "/props", None).get("build_info", "llama-server"))
+
+
+@contextmanager
+def _process(command: list[str], said: Path) -> Iterator[subprocess.Popen[str]]:
+    with (
+        said.open("w", encoding="utf-8") as output,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, text=True) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _wait(address: str, process: subprocess.Popen[str], said: Path) -> None:
+    """Until the server is ready. Raises EngineError when it ends or stays silent."""
+    end = time.monotonic() + START
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise EngineError(f"llama.cpp ended with code {process.returncode}: {_complaint(said)}")
+        try:
+            _call(address, "/health", None)
+        except (EngineError, OSError):
+            time.sleep(0.2)
+            continue
+        return
+    raise EngineError(f"llama.cpp did not answer within {START} s: {_complaint(said)}")
+
+
+def _complaint(said: Path) -> str:
+    """The lines of its log that speak of an error."""
+    text = said.read_text(encoding="utf-8", errors="replace")
+    lines = [line.strip() for line in text.splitlines() if "error" in line.lower() or "failed" in line.lower()]
+    return lines[0][:500] if lines else last_words(text)
+
+
+def _call(address: str, path: str, body: dict[str, Any] | None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(address + path, data, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
+            return json.load(reply)
+    except urllib.error.HTTPError as error:
+        text = error.read().decode(errors="replace")
+        with suppress(ValueError, KeyError, TypeError):
+            text = json.loads(text)["error"]["message"]
+        raise EngineError(f"{path}: {text}") from error
+
+
+def _answer(address: str, ids: tuple[int, ...]) -> Answer:
+    body = {
+        "prompt": ids,
+        "n_predict": NEW_TOKENS,
+        "temperature": 0,
+        "n_probs": 1,
+        "return_tokens": True,
+        "cache_prompt": False,
+    }
+    found = _call(address, "/completion", body)
+    steps = found["completion_probabilities"]
+    return Answer(tuple(step["id"] for step in steps), tuple(step["logprob"] for step in steps))
+
+
+def _tokens(address: str, text: str, *, parse_special: bool) -> tuple[int, ...]:
+    body = {"content": text, "add_special": True, "parse_special": parse_special}
+    return tuple(_call(address, "/tokenize", body)["tokens"])
+
+
+def _rendered(address: str, chat: Chat) -> tuple[int, ...] | str:
+    """Its tokens of a conversation, or the reason why it refuses the template: base and pruned model share that."""
+    body = {key: value for key, value in chat.as_json().items() if value is not None}
+    try:
+        prompt = _call(address, "/apply-template", body)["prompt"]
+    except EngineError as error:
+        return str(error)
+    return _tokens(address, prompt, parse_special=True)
