@@ -103,7 +103,7 @@ class _SideBySide:
     ) -> None:
         self._streamed, self._forms, self._batches, self._folder = streamed, forms, batches, folder
         layers = find_moe_layers(streamed.model)
-        self._moe = [[la for la in layers if la.name.startswith(name + ".")] for name in streamed.layers]
+        self._moe = [[la for la in layers if la.is_in(name)] for name in streamed.layers]
         self._round = max(1, PASSES // len(forms))  # batches
         self._on_progress = on_progress
         self._asked = [0] * len(forms)

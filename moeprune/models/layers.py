@@ -34,6 +34,10 @@ class MoELayer:
     def name(self) -> str:
         return self.info.name
 
+    def is_in(self, module: str) -> bool:
+        """Whether the block lies in the module of this name, or is it."""
+        return f"{self.name}.".startswith(f"{module}.")
+
 
 def find_moe_layers(model: nn.Module) -> list[MoELayer]:
     """The MoE layers in forward order.

@@ -7,11 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.plan import PrunePlan
+from moeprune.models.expert_table import remapped
 from moeprune.models.layers import MoELayer, find_moe_layers, model_fingerprint
 
-# Attributes that hold the number of routed experts and are read in a forward pass.
-COUNT_ATTRIBUTES = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+# Attributes that hold the number of routed experts, or of all classes of the router, and are read in a forward pass.
+COUNT_ATTRIBUTES = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
+CLASS_ATTRIBUTES = ("n_routed_experts", "total_experts", "num_router_classes", "n_total_experts")
 
 
 class PrunedModel:
@@ -23,6 +26,7 @@ class PrunedModel:
 
     def __init__(self, layers: Sequence[MoELayer], plan: PrunePlan) -> None:
         self._swaps = [swap for layer in layers for swap in _swaps(layer, plan.kept[layer.name])]
+        self._swaps += _config_swaps(layers, plan)
         self._open = False
 
     def __enter__(self) -> "PrunedModel":
@@ -46,7 +50,7 @@ class PrunedModel:
 def pruned(model: nn.Module, plan: PrunePlan) -> PrunedModel:
     """A context manager inside which `model` has only the experts the plan keeps.
 
-    Raises InputError when the plan was made for another model.
+    Raises InputError when the plan was made for another model, or keeps numbers of experts that it cannot have.
     """
     layers = find_moe_layers(model)
     plan.require_model(model_fingerprint(model, layers), "model")
@@ -56,35 +60,59 @@ def pruned(model: nn.Module, plan: PrunePlan) -> PrunedModel:
 
 def _swaps(layer: MoELayer, kept: Sequence[int]) -> Iterator[tuple[dict[str, Any], str, Any]]:
     """(store, name, value inside the context) for every tensor and count of one layer."""
-    count = layer.info.num_experts
-    for module in _expert_modules(layer):
+    count, extra = layer.info.num_experts, layer.extra
+    for module, size in _expert_modules(layer):
         for store in (module._parameters, module._buffers):
             for name, tensor in store.items():
-                axis = None if tensor is None else expert_axis(tensor, count)
-                if tensor is not None and axis is not None:
-                    ids = torch.tensor(kept, device=tensor.device)
-                    sliced = tensor.detach().index_select(axis, ids)
-                    yield (
-                        store,
-                        name,
-                        nn.Parameter(sliced, requires_grad=False) if store is module._parameters else sliced,
-                    )
-        for name in COUNT_ATTRIBUTES:
-            if module.__dict__.get(name) == count:
+                small = None if tensor is None else _without(layer, name, tensor.detach(), kept, size)
+                if small is not None:
+                    is_parameter = store is module._parameters
+                    yield store, name, nn.Parameter(small, requires_grad=False) if is_parameter else small
+        for name, value in list(module.__dict__.items()):
+            if name in COUNT_ATTRIBUTES and value == count:
                 yield module.__dict__, name, len(kept)
+            elif name in CLASS_ATTRIBUTES and extra and value == count + extra:
+                yield module.__dict__, name, len(kept) + extra
 
 
-def _expert_modules(layer: MoELayer) -> Iterator[nn.Module]:
-    """The block itself (not its shared experts), the router and the experts with their submodules."""
-    yield layer.block
-    yield from layer.router.modules()
-    yield from layer.experts.modules()
+def _config_swaps(layers: Sequence[MoELayer], plan: PrunePlan) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """The count in configs that modules read in a forward pass. Raises InputError when layers need different ones."""
+    readers = [layer for layer in layers if layer.family.reads_config]
+    counts = {len(plan.kept[layer.name]) for layer in readers}
+    if len(counts) > 1:
+        raise InputError(
+            f"{readers[0].family.model_type}: the model reads one number of experts for all layers, the plan keeps "
+            f"{sorted(counts)}; use selection.budget.scope=layer"
+        )
+    stores = {id(layer.router.config): layer.router.config.__dict__ for layer in readers}
+    for store in stores.values():
+        for name in COUNT_ATTRIBUTES:
+            if store.get(name) == readers[0].info.num_experts:
+                yield store, name, next(iter(counts))
 
 
-def expert_axis(tensor: torch.Tensor, num_experts: int) -> int | None:
-    """The axis that runs over experts: the first, or the second of a (1, experts) row; None when there is none."""
-    if tensor.ndim >= 1 and tensor.shape[0] == num_experts:
-        return 0
-    if tensor.ndim == 2 and tensor.shape[0] == 1 and tensor.shape[1] == num_experts:
-        return 1
-    return None
+def _expert_modules(layer: MoELayer) -> Iterator[tuple[nn.Module, int]]:
+    """The block itself (not its shared experts), the router and the experts with their submodules; rows an expert."""
+    if not layer.family.bare:
+        yield layer.block, 1
+    for module in layer.router.modules():
+        yield module, 1
+    for module in layer.experts.modules():
+        rows = [p.shape[0] for p in module.parameters(recurse=False)] if layer.family.flat_rows else []
+        yield module, rows[0] // layer.info.num_experts if rows else 1
+
+
+def _without(layer: MoELayer, name: str, tensor: torch.Tensor, kept: Sequence[int], size: int) -> torch.Tensor | None:
+    """The tensor with the kept experts alone, `size` rows each, and the rows after them; None when it has none."""
+    count = layer.info.num_experts
+    if name and name == layer.family.expert_table:
+        return remapped(tensor, kept, count)
+    axis, extra = 0, 0
+    if tensor.ndim == 2 and tensor.shape[0] == 1 and tensor.shape[1] == count:
+        axis = 1
+    elif tensor.ndim and layer.extra and tensor.shape[0] == count + layer.extra:
+        extra = layer.extra
+    elif not tensor.ndim or tensor.shape[0] != count * size:
+        return None
+    rows = [expert * size + row for expert in kept for row in range(size)] + list(range(count, count + extra))
+    return tensor.index_select(axis, torch.tensor(rows, device=tensor.device))

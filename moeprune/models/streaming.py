@@ -159,21 +159,36 @@ def open_streamed(options: ModelOptions, *, device: str = "auto") -> StreamedMod
 
 
 def affordable_tokens(streamed: StreamedModel, moe_layers: Sequence[MoELayer]) -> int:
-    """Tokens of a batch for which a layer computes with about half of the memory that its weights take.
+    """Tokens of a batch for which a layer computes with about half of the memory that its weights take."""
+    return tokens_beside(streamed.model, streamed.layers, moe_layers, streamed.layer_bytes)
+
+
+def affordable_tokens_in_memory(model: Any, moe_layers: Sequence[MoELayer]) -> int:
+    """What `affordable_tokens` would be if the model were streamed: a pass of the same batches gives the same bits."""
+    layers = decoder_layers(model)
+    sizes = [sum(tensor.nbytes for tensor in model.get_submodule(name).state_dict().values()) for name in layers]
+    return tokens_beside(model, layers, moe_layers, max(sizes))
+
+
+def tokens_beside(model: Any, layers: Sequence[str], moe_layers: Sequence[MoELayer], layer_bytes: int) -> int:
+    """Tokens of a batch whose activations take half of `layer_bytes`, or FLOOR.
 
     A token's activations are counted from the weights it meets: `weights / hidden` numbers come out of them, and about
     as many are made of those; an expert's inputs and outputs are held once for each of the top_k.
     """
-    config: Any = streamed.model.config
-    hidden, most = int(config.get_text_config().hidden_size), 1
-    for layer in moe_layers:
-        experts = sum(parameter.numel() for parameter in layer.experts.parameters())
-        decoder = next(name for name in streamed.layers if layer.name.startswith(f"{name}."))
-        others = sum(parameter.numel() for parameter in streamed.model.get_submodule(decoder).parameters()) - experts
-        each = 2 * experts // layer.info.num_experts // hidden + 2 * hidden
-        most = max(most, layer.info.top_k * each + 2 * others // hidden + 8 * hidden)
-    width = max(4, streamed.model.dtype.itemsize)  # kernels and our own sums work in float32
-    return max(1, max(FLOOR, streamed.layer_bytes // 2) // (most * width))
+    hidden, most = int(model.config.get_text_config().hidden_size), 1
+    experts_of = {layer.name: layer for layer in moe_layers}
+    for name in layers:
+        everything = sum(parameter.numel() for parameter in model.get_submodule(name).parameters())
+        inside = [layer for path, layer in experts_of.items() if path.startswith(f"{name}.")]
+        routed = 0
+        for layer in inside:
+            experts = sum(parameter.numel() for parameter in layer.experts.parameters())
+            everything -= experts
+            routed += layer.info.top_k * (2 * experts // layer.info.num_experts // hidden + 2 * hidden)
+        most = max(most, routed + 2 * everything // hidden + 8 * hidden)
+    width = max(4, model.dtype.itemsize)  # kernels and our own sums work in float32
+    return max(1, max(FLOOR, layer_bytes // 2) // (most * width))
 
 
 def decoder_layers(model: nn.Module) -> list[str]:

@@ -2,23 +2,27 @@
 
 transformers 5 gives nearly all families one contract, `experts.forward(hidden, top_k_index, top_k_weights)`. Each
 token is expanded to its k slots and the family's own forward is called once with one slot of weight 1 per row, so the
-result is f_e(t) for every routed pair. The weighted sum of the slots is what the block goes on with.
+result is f_e(t) for every routed pair. The weighted sum of the slots is what the block goes on with. What a family does
+otherwise is in its row; experts whose input is gated are seen in recording/input_gated.py.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
+from torch.nn.functional import linear
 
-from moeprune.models.layers import MoELayer
+from moeprune.models.layers import MoELayer, projection
 from moeprune.models.memory import keep_freed_memory
+from moeprune.recording import input_gated
 
 ROW_BLOCK = 4  # rows that a float32 matrix product on CPU works on at a time
 
 CHUNK_BYTES = 8 * 2**20  # of expert outputs held at a time on CPU: they stay in the cache until they are summed
 ROWS_AN_EXPERT = 64  # and no fewer on average, or the matrix products get slow
 
-# (layer, which rows of the call, expert ids (rows, k), gates (rows, k), outputs before the gate (rows, k, hidden))
+# (layer, which rows of the call, expert ids (rows, k), gates (rows, k), outputs before the gate (rows, k, hidden)).
+# The id of a slot that goes to no expert is the number of experts.
 Observer = Callable[[MoELayer, slice, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
@@ -26,31 +30,57 @@ Observer = Callable[[MoELayer, slice, torch.Tensor, torch.Tensor, torch.Tensor],
 def observed(layers: Sequence[MoELayer], observer: Observer) -> Iterator[None]:
     """Inside, every call of a layer's experts reports to `observer`, chunk by chunk; afterwards nothing is left."""
     keep_freed_memory()
-    previous = [(layer, layer.experts.__dict__.get("forward")) for layer in layers]
-    try:
+    with ExitStack() as stack:
         for layer in layers:
-            layer.experts.forward = _expanded(layer, layer.experts.forward, observer)
+            wrapped = input_gated.expanded if layer.info.gates_input else _expanded
+            stack.enter_context(replaced(layer, stack.enter_context(wrapped(layer, observer))))
+        yield
+
+
+@contextmanager
+def replaced(layer: MoELayer, forward: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Inside, the layer's experts are called as `forward`."""
+    own = layer.experts.__dict__.get("forward")
+    layer.experts.forward = forward
+    try:
         yield
     finally:
-        for layer, forward in previous:
-            if forward is None:
-                del layer.experts.forward
-            else:  # accelerate hooks sit on the instance too
-                layer.experts.forward = forward
+        if own is None:
+            del layer.experts.forward
+        else:  # accelerate hooks sit on the instance too
+            layer.experts.forward = own
 
 
-def _expanded(layer: MoELayer, forward: Callable[..., torch.Tensor], observer: Observer) -> Callable[..., torch.Tensor]:
+@contextmanager
+def _expanded(layer: MoELayer, observer: Observer) -> Iterator[Callable[..., torch.Tensor]]:
+    forward = layer.experts.forward
+
     def recorded(hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
-        result = torch.empty_like(hidden)
-        for rows in _chunks(layer, hidden):
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        result = torch.empty_like(flat)
+        for rows in _chunks(layer, flat):
             index, weights = top_k_index[rows], top_k_weights[rows]
-            outputs = slot_outputs(forward, hidden[rows], index, weights)
-            observer(layer, rows, index, weights, outputs)
+            outputs = slot_outputs(layer, forward, flat[rows], index)
             result[rows] = weighted_sum(outputs, weights)
-        return result
+            observer(layer, rows, routed_ids(layer, index, weights), weights, in_hidden_size(layer, outputs))
+        return result.view(hidden.shape)
 
     recorded.unobserved = forward  # type: ignore[attr-defined]
-    return recorded
+    yield recorded
+
+
+def routed_ids(layer: MoELayer, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The expert id of every slot (tokens, k); the number of experts for a slot that goes to none."""
+    kind, nobody = layer.family.null_slots, layer.info.num_experts
+    if kind == "classes":
+        return index.clamp(max=nobody)
+    return index.masked_fill(weights == 0, nobody) if kind == "zero_gates" else index
+
+
+def in_hidden_size(layer: MoELayer, outputs: torch.Tensor) -> torch.Tensor:
+    """What experts put out (..., width) as the block adds it up (..., hidden); a bias of the map is no expert's."""
+    matrix = projection(layer)
+    return outputs if matrix is None else linear(outputs, matrix)
 
 
 def unobserved(layer: MoELayer) -> Callable[..., torch.Tensor]:
@@ -59,18 +89,22 @@ def unobserved(layer: MoELayer) -> Callable[..., torch.Tensor]:
 
 
 def slot_outputs(
-    forward: Callable[..., torch.Tensor], hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
+    layer: MoELayer, forward: Callable[..., torch.Tensor], hidden: torch.Tensor, index: torch.Tensor
 ) -> torch.Tensor:
-    """f_e(t) before the gate (tokens, k, hidden) for every routed slot, from one call of the experts' own forward."""
+    """f_e(t) before the gate (tokens, k, width) for every routed slot, from one call of the experts' own forward."""
     tokens, top_k = index.shape
     slots = index.reshape(-1)
     fill = _filling(slots)
     rows = hidden.new_empty((len(slots) + len(fill), hidden.shape[-1]))
     rows[len(slots) :] = 0
     rows[: len(slots)].view(tokens, top_k, -1).copy_(hidden.unsqueeze(1).expand(-1, top_k, -1))
-    ones = torch.ones((len(rows), 1), dtype=weights.dtype, device=weights.device)
-    outputs = forward(rows, torch.cat([slots, fill]).unsqueeze(1), ones)
-    return outputs[: len(slots)].view(tokens, top_k, -1)
+    ids = torch.cat([slots, fill]).unsqueeze(1)
+    gates = torch.ones_like(ids, dtype=hidden.dtype)
+    if not layer.family.single_slots:  # a second slot of weight 0, to a class that is no expert where there is one
+        other = torch.full_like(ids, layer.info.num_experts if layer.extra else 0)
+        ids, gates = torch.cat([ids, other], dim=1), torch.cat([gates, torch.zeros_like(gates)], dim=1)
+    outputs = forward(rows, ids, gates)
+    return outputs.reshape(len(rows), -1)[: len(slots)].view(tokens, top_k, -1)
 
 
 def _chunks(layer: MoELayer, hidden: torch.Tensor) -> list[slice]:

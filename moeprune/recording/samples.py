@@ -13,7 +13,7 @@ from moeprune.data.trajectories import TokenSet
 from moeprune.models.layers import MoELayer, choice_bias
 from moeprune.recording.checks import TOLERANCE, RecordingError
 from moeprune.recording.drawn import SampleRows, drawn_tokens, projection
-from moeprune.recording.hooks import CHUNK_BYTES, slot_outputs, unobserved
+from moeprune.recording.hooks import CHUNK_BYTES, in_hidden_size, slot_outputs, unobserved
 
 CHUNK_BYTES_ELSEWHERE = 2**28  # of expert outputs held at a time on other devices than the CPU
 
@@ -111,7 +111,7 @@ class Sampler:
         parts = []
         for chunk in hidden.split(step):
             every = index.expand(len(chunk), -1)
-            outputs = slot_outputs(unobserved(layer), chunk, every, torch.ones_like(every, dtype=hidden.dtype))
+            outputs = in_hidden_size(layer, slot_outputs(layer, unobserved(layer), chunk, every))
             parts.append((outputs.float() @ self._projection).cpu())
         outputs = torch.cat(parts)
         if not bool(torch.isfinite(outputs).all()):

@@ -88,7 +88,7 @@ class _Passes:
         self._streamed, self._recording, self._folder, self._parts = streamed, recording, folder, parts
         self._rounds = [batches[start : start + ROUND] for start in range(0, len(batches), ROUND)]
         self._on_progress = on_progress
-        self._moe = [[la for la in recording.layers if la.name.startswith(name + ".")] for name in streamed.layers]
+        self._moe = [[la for la in recording.layers if la.is_in(name)] for name in streamed.layers]
         self._routers: dict[str, np.ndarray] = {}
         lost = {layer.name for layer in recording.layers} - {layer.name for its in self._moe for layer in its}
         if lost:

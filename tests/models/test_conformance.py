@@ -36,7 +36,8 @@ def test_what_is_found_is_what_the_config_says(tiny):
     assert layers
     for layer in layers:
         assert layer.info.num_experts == 8
-        assert layer.info.top_k == getattr(config, layer.family.top_k_key)
+        section = getattr(config, layer.family.config_section) if layer.family.config_section else config
+        assert layer.info.top_k == getattr(section, layer.family.top_k_key)
         assert tiny.get_submodule(layer.name) is layer.block
 
 
@@ -70,21 +71,34 @@ def test_the_gram_of_gated_outputs_is_the_error_of_dropping_experts(tiny):
     dropped = np.array([1, 0, 1, 1, 0, 0, 1, 0], dtype=bool)
     for layer in find_moe_layers(tiny):
         sums = statistics.domains["all"][layer.name]
-        gram = sums.output_product / int(sums.tokens)
+        gram = sums.output_product / int(sums.tokens) * layer.info.post_scale**2
         predicted = float(dropped @ gram @ dropped)
         measured = _measured_error(tiny, layer, dropped)
         assert predicted == pytest.approx(measured, rel=1e-3), layer.name
 
 
 def _measured_error(model, layer, dropped):
+    """At the block's output; before a norm of the sum where there is one, and at the experts where there is no block."""
     outputs = []
-    handle = layer.block.register_forward_hook(lambda *call: outputs.append(_first(call[2]).detach().clone()))
     original = layer.experts.forward
-    gone = torch.tensor(dropped)
+    gone = torch.tensor([*dropped, *[False] * layer.extra])
+
+    def without(x, index, weights):
+        return original(x, index, weights.masked_fill(gone[index], 0))
+
+    def without_inputs(x):  # of 0 comes 0
+        return original(torch.where(gone.view(-1, 1, 1), 0, x.view(len(gone), -1, x.shape[-1])).view(x.shape))
+
+    place = layer.experts if layer.family.bare else layer.block
+    if layer.family.normalised_by:
+        norm = getattr(layer.block, layer.family.normalised_by)
+        handle = norm.register_forward_pre_hook(lambda module, args: outputs.append(args[0].detach().clone()))
+    else:
+        handle = place.register_forward_hook(lambda *call: outputs.append(_first(call[2]).detach().clone()))
     ids = torch.tensor(PIECES[:1])
     with torch.no_grad():
         model(input_ids=ids)
-        layer.experts.forward = lambda x, index, weights: original(x, index, weights.masked_fill(gone[index], 0))
+        layer.experts.forward = without_inputs if layer.info.gates_input else without
         model(input_ids=ids)
     del layer.experts.forward
     handle.remove()
@@ -110,15 +124,15 @@ def test_pruned_equals_a_model_that_cannot_choose_the_pruned_experts(tiny):
         before = tiny(input_ids=ids).logits
         with pruned(tiny, plan):
             inside = tiny(input_ids=ids).logits
-            for layer in layers:
-                assert {p.shape[0] for p in layer.experts.parameters()} == {len(plan.kept[layer.name])}
+            assert [layer.info.num_experts for layer in find_moe_layers(tiny)] == [6] * len(layers)
             with observed(find_moe_layers(tiny), remember):
                 tiny(input_ids=ids)
         after = tiny(input_ids=ids).logits
     assert torch.equal(before, after)
     assert (inside - before).abs().max() > 1e-3
+    nobody = {layer.name: int(layer.info.null_slots) for layer in layers}  # a number after the experts'
     for name, index, gates in chosen:
-        assert int(index.max()) < len(plan.kept[name])
+        assert int(index.max()) < len(plan.kept[name]) + nobody[name]
         assert torch.isfinite(gates).all()
 
 
