@@ -6,7 +6,7 @@ export.edits(result), export.config_edits              # for the checkpoint writ
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -23,10 +23,10 @@ from moeprune.dense.layouts import (
 )
 from moeprune.dense.method import DenseMethod
 from moeprune.dense.order import chains
-from moeprune.dense.places import Place, locate, rows_of
+from moeprune.dense.places import Place, locate, rows_of, source_part
 from moeprune.dense.result import Grid
 from moeprune.dense.walk import Compressed
-from moeprune.dense.weights import look
+from moeprune.dense.weights import Weight, look
 
 Layout = Literal["auto", "plain"]
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -40,18 +40,26 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()} | {
 class Export:
     """What will be written for a model that `compress_model` is about to change. Made before the walk, used after it.
 
+    places: where the weights lie in the checkpoint (default: found by the numbers of the model, all of it in memory).
     layout auto packs integers and float8 with compressed-tensors; plain writes all results in the source's dtype.
     Raises InputError for combinations that engines load wrong, for weights the checkpoint stores in a way that is not
     understood, for a missing compressed-tensors, and for weights of several dtypes.
     """
 
     def __init__(
-        self, checkpoint: Inventory, model: Any, methods: Sequence[DenseMethod], *, layout: Layout = "auto"
+        self,
+        checkpoint: Inventory,
+        model: Any,
+        methods: Sequence[DenseMethod],
+        *,
+        layout: Layout = "auto",
+        places: Mapping[str, Place] | None = None,
     ) -> None:
         seen = look(model)
         found = chains(seen, methods)
+        self.checkpoint, self._tied = checkpoint, seen.tied
         self.schemes: dict[str, Scheme] = schemes(seen, found) if layout == "auto" else {}
-        self.places = locate(checkpoint, seen, found)
+        self.places = locate(checkpoint, seen, found) if places is None else places
         self.dtype = self._common_dtype()
         self.config_edits: dict[tuple[str, ...], Any] = {}
         self.texts: dict[str, str] = {}  # files to add: name -> text
@@ -82,22 +90,40 @@ class Export:
         scheme = self.schemes.get(place.weights[0].name)
         if scheme is None:
             dtype = DTYPES[place.dtype]
-            return (
-                _new(place.name, dtype, place.shape, lambda: place.arranged(w.read() for w in place.weights).to(dtype)),
-            )
+            return (_new(place.name, dtype, place.shape, lambda: self._plain(place, compressed, dtype)),)
         (weight,) = place.weights
-        grid = compressed.grids[weight.name]
+        name = self._name(weight)
         base = place.name.removesuffix("weight")
-        shape = _Shapes(place.shape, grid, scheme)
 
-        def part(name: str) -> Callable[[], torch.Tensor]:
-            if name == "weight_shape":
+        def part(kind: str) -> Callable[[], torch.Tensor]:
+            if kind == "weight_shape":
                 return lambda: torch.tensor(place.shape)
-            if name == "weight_scale":
-                return lambda: stored_scale(place, grid, scheme, self.dtype)
-            return lambda: pack(place, weight.read(), grid, scheme)[name]
+            if kind == "weight_scale":
+                return lambda: stored_scale(place, compressed.grids[name], scheme, self.dtype)
+            return lambda: pack(place, self._value(weight, compressed), compressed.grids[name], scheme)[kind]
 
-        return tuple(_new(base + name, dtype, size, part(name)) for name, dtype, size in shape.parts(self.dtype))
+        shape = _Shapes(place.shape, scheme)
+        return tuple(_new(base + kind, dtype, size, part(kind)) for kind, dtype, size in shape.parts(self.dtype))
+
+    def _plain(self, place: Place, compressed: Compressed, dtype: torch.dtype) -> torch.Tensor:
+        """The tensor on disk; of a tensor of all experts, those that no method had are the source's."""
+
+        def part(number: int, weight: Weight) -> torch.Tensor:
+            if compressed.weights is not None and self._name(weight) not in compressed.weights:
+                return source_part(self.checkpoint, place.name, number)
+            return place.part(self._value(weight, compressed)).to(dtype).cpu()
+
+        return place.stacked(part(number, weight) for number, weight in enumerate(place.weights))
+
+    def _value(self, weight: Weight, compressed: Compressed) -> torch.Tensor:
+        """The weight (out, in) float32 after the walk."""
+        if compressed.weights is None:
+            return weight.read()
+        return compressed.weights[self._name(weight)].float()
+
+    def _name(self, weight: Weight) -> str:
+        """The name under which the weight was compressed: of tied ones, that of the first."""
+        return self._tied.get(weight, weight).name
 
     def _common_dtype(self) -> torch.dtype:
         found = {place.dtype for place in self.places.values()}
@@ -141,10 +167,10 @@ class Export:
 class _Shapes:
     """Names, dtypes and shapes of a packed weight's tensors, known before anything is packed."""
 
-    def __init__(self, shape: tuple[int, ...], grid: Grid, scheme: Scheme) -> None:
+    def __init__(self, shape: tuple[int, ...], scheme: Scheme) -> None:
         self.rows, self.columns = shape
         self.scheme = scheme
-        self.groups = 1 if grid.group_size is None else self.columns // grid.group_size
+        self.groups = 1 if scheme.group_size is None else self.columns // scheme.group_size
 
     def parts(self, dtype: torch.dtype) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
         if self.scheme.kind == "fp8":
@@ -191,11 +217,11 @@ def _on_grid(numbers: torch.Tensor, scale: torch.Tensor, scheme: Scheme) -> torc
 
 
 def _new(name: str, dtype: torch.dtype, shape: tuple[int, ...], make: Callable[[], torch.Tensor]) -> NewTensor:
-    def data() -> bytes:
+    def data() -> bytes | bytearray | memoryview:
         tensor = make().contiguous().cpu()
         assert tuple(tensor.shape) == shape, f"{name}: {tuple(tensor.shape)}, announced {shape}"
         assert tensor.dtype == dtype, f"{name}: {tensor.dtype}, announced {dtype}"
-        return tensor.view(torch.uint8).numpy().tobytes()
+        return tensor.view(torch.uint8).numpy().data  # the tensor's own memory
 
     size = dtype.itemsize
     for length in shape:

@@ -1,9 +1,13 @@
-"""Finished blocks of a walk on disk, so that a killed one goes on where it stopped."""
+"""Finished blocks of a walk on disk, so that a killed one goes on where it stopped, and none has to stay in memory.
+
+block-0003-000.safetensors, ...   weights as stored and the grids behind them, a limited number of bytes a file
+block-0003.json                   how many files, and the block's report; written last: with it the block is done
+"""
 
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,20 +17,67 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from moeprune.artifacts.files import whole_file
+from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.files import read_json, whole_file, write_json
 from moeprune.data.trajectories import Sequence as TokenSequence
 from moeprune.dense.report import Stage
 from moeprune.dense.result import Grid
 from moeprune.dense.weights import Weight
 
+FILE_BYTES = 2**28  # of one file, and so of what waits in memory to be written
 _TENSORS = ("scale", "zero", "column_scale")
 
 
-class Finished:
-    """Blocks already compressed: weights as stored, the grids behind them, the report. None: nothing is kept."""
+class Draft:
+    """A block's results while they are made. Without a directory they stay in memory."""
 
-    def __init__(self, directory: Path | None, identity: str) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path | None, block: int, file_bytes: int) -> None:
+        self.block, self.grids, self.files = block, dict[str, Grid](), list[Path]()
+        self._directory, self._limit = directory, file_bytes
+        self._waiting: dict[str, torch.Tensor] = {}
+        self._where: dict[str, Path] = {}
+
+    def add(self, name: str, weight: torch.Tensor, grid: Grid | None) -> None:
+        """Keep a compressed weight (out, in), in the stored dtype."""
+        self._waiting[name] = weight
+        if grid is not None:
+            self.grids[name] = grid
+        if sum(tensor.nbytes for tensor in self._waiting.values()) >= self._limit:
+            self.flush()
+
+    def weight(self, name: str) -> torch.Tensor:
+        if name in self._waiting:
+            return self._waiting[name]
+        with safe_open(self._where[name], framework="pt") as file:
+            return file.get_tensor(f"{name}\nweight")
+
+    def flush(self) -> None:
+        """Write what waits in memory."""
+        if self._directory is None or not self._waiting:
+            return
+        tensors = {f"{name}\nweight": tensor.contiguous().cpu() for name, tensor in self._waiting.items()}
+        plain: dict[str, Any] = {}
+        for name in self._waiting.keys() & self.grids.keys():
+            grid = self.grids[name]
+            for part in _TENSORS:
+                tensor = getattr(grid, part)
+                if tensor is not None:
+                    tensors[f"{name}\n{part}"] = tensor.contiguous().cpu()
+            plain[name] = [grid.scheme, grid.bits, grid.group_size, grid.symmetric]
+        target = self._directory / f"block-{self.block:04}-{len(self.files):03}.safetensors"
+        with whole_file(target) as path:
+            save_file(tensors, path, metadata={"grids": json.dumps(plain, sort_keys=True)})
+        self.files.append(target)
+        self._where |= dict.fromkeys(self._waiting, target)
+        self._waiting = {}
+
+
+class Finished:
+    """Blocks already compressed. None for a directory: nothing is kept."""
+
+    def __init__(self, directory: Path | None, identity: str, *, file_bytes: int = FILE_BYTES) -> None:
+        self.directory, self._file_bytes = directory, file_bytes
+        self._where: dict[str, Path] = {}  # weight -> its file, of the blocks that were committed or recalled
         if directory is None:
             return
         mark = directory / "identity"
@@ -35,68 +86,101 @@ class Finished:
             directory.mkdir(parents=True)
             mark.write_text(identity)
 
-    def commit(
-        self,
-        block: int,
-        weights: Mapping[str, torch.Tensor],
-        grids: Mapping[str, Grid],
-        stages: Sequence[Stage],
-        told: list[str],
-    ) -> None:
+    def draft(self, block: int) -> Draft:
+        return Draft(self.directory, block, self._file_bytes)
+
+    def commit(self, draft: Draft, stages: Sequence[Stage], told: list[str]) -> None:
         if self.directory is None:
             return
-        tensors = {f"{name}\nweight": tensor.contiguous().cpu() for name, tensor in weights.items()}
-        plain: dict[str, Any] = {}
-        for name, grid in grids.items():
-            for part in _TENSORS:
-                tensor = getattr(grid, part)
-                if tensor is not None:
-                    tensors[f"{name}\n{part}"] = tensor.contiguous().cpu()
-            plain[name] = [grid.scheme, grid.bits, grid.group_size, grid.symmetric]
-        notes = {"grids": plain, "stages": [asdict(stage) for stage in stages], "warnings": told}
-        with whole_file(self._file(block)) as path:
-            save_file(tensors, path, metadata={"block": json.dumps(notes)})
+        draft.flush()
+        notes = {"files": len(draft.files), "stages": [asdict(stage) for stage in stages], "warnings": told}
+        write_json(self._notes(draft.block), notes)
+        self._index(draft.files)
 
-    def restore(
-        self, block: int, weights: Mapping[str, Weight]
-    ) -> tuple[dict[str, Grid], list[Stage], list[str]] | None:
-        """Write a finished block's weights into the model; its grids, report and warnings, or None when it is not."""
-        if self.directory is None or not self._file(block).is_file():
+    def recall(self, block: int) -> tuple[list[Stage], list[str]] | None:
+        """The report and warnings of a finished block, or None when it is not; then its weights can be read, too."""
+        if self.directory is None or not self._notes(block).is_file():
             return None
         try:
-            with safe_open(self._file(block), framework="pt") as file:
-                notes = json.loads(file.metadata()["block"])
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-        except (SafetensorError, json.JSONDecodeError, KeyError):  # torn by a full disk: as if it were not there
+            notes = read_json(self._notes(block))
+            self._index(self._files(block, notes["files"]))
+        except (SafetensorError, OSError, InputError):  # torn by a full disk: as if it were not there
             return None
-        grids = {}
-        for name, (scheme, bits, group_size, symmetric) in notes["grids"].items():
-            parts = {part: tensors.get(f"{name}\n{part}") for part in _TENSORS}
-            scale = parts.pop("scale")
-            assert scale is not None
-            grids[name] = Grid(scheme, bits, group_size, symmetric, scale, **parts)
-        for key, tensor in tensors.items():
-            name, _, part = key.partition("\n")
-            if part == "weight":
-                weights[name].write(tensor)
         stages = [replace(Stage(**row), shape=tuple(row["shape"])) for row in notes["stages"]]
-        return grids, stages, notes["warnings"]
+        return stages, notes["warnings"]
 
-    def _file(self, block: int) -> Path:
+    def put_back(self, weights: Iterable[Weight]) -> None:
+        """Write finished weights into the model."""
+        for weight in weights:
+            weight.write(self.weight(weight.name))
+
+    def weight(self, name: str) -> torch.Tensor:
+        """A finished weight (out, in), in the stored dtype."""
+        with safe_open(self._where[name], framework="pt") as file:
+            return file.get_tensor(f"{name}\nweight")
+
+    def grid(self, name: str) -> Grid | None:
+        """How a finished weight is quantised."""
+        with safe_open(self._where[name], framework="pt") as file:
+            plain = json.loads(file.metadata()["grids"]).get(name)
+            if plain is None:
+                return None
+            there = set(file.keys())
+            parts = {part: file.get_tensor(f"{name}\n{part}") for part in _TENSORS if f"{name}\n{part}" in there}
+        return Grid(*plain, **parts)
+
+    def _index(self, files: Iterable[Path]) -> None:
+        for path in files:
+            with safe_open(path, framework="pt") as file:
+                self._where |= {key.partition("\n")[0]: path for key in file.keys()}  # noqa: SIM118 (not a dict)
+
+    def _notes(self, block: int) -> Path:
         assert self.directory is not None
-        return self.directory / f"block-{block:04}.safetensors"
+        return self.directory / f"block-{block:04}.json"
+
+    def _files(self, block: int, count: int) -> list[Path]:
+        assert self.directory is not None
+        return [self.directory / f"block-{block:04}-{number:03}.safetensors" for number in range(count)]
 
 
-def identity_of(
-    weights: Iterable[Weight], methods: Iterable[str], sequences: Iterable[TokenSequence], batches: Any
-) -> str:
-    """16 hex digits of everything that decides a walk's result."""
-    digest = hashlib.sha256(json.dumps([list(methods), batches, "dense/1"]).encode())
-    for weight in weights:
-        stored = weight.parameter.detach() if weight.expert is None else weight.parameter.detach()[weight.expert]
-        digest.update(f"{weight.name}:{weight.shape}:{weight.dtype}".encode())
-        digest.update(np.float64(float(stored.sum(dtype=torch.float64))).tobytes())
-        digest.update(np.float64(float(stored.square().sum(dtype=torch.float64))).tobytes())
+class Lazily(Mapping[str, Any]):
+    """A mapping whose values are read when they are asked for, one at a time."""
+
+    def __init__(self, names: Iterable[str], read: Any) -> None:
+        self._names, self._read = dict.fromkeys(names), read
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def identity_of(model: Iterable[str], methods: Iterable[str], sequences: Iterable[TokenSequence], batches: Any) -> str:
+    """16 hex digits of everything that decides a walk's result; `model` says which weights it starts from."""
+    digest = hashlib.sha256(json.dumps([list(methods), batches, "dense/2"]).encode())
+    for told in model:
+        digest.update(told.encode() + b"\n")
     for sequence in sequences:
         digest.update(sequence.trajectory.encode() + sequence.ids.tobytes() + sequence.counted.tobytes())
     return digest.hexdigest()[:16]
+
+
+def weights_told(weights: Iterable[Weight]) -> Iterator[str]:
+    """What tells weights in memory from others: names, shapes and sums."""
+    for weight in weights:
+        stored = weight.parameter.detach() if weight.expert is None else weight.parameter.detach()[weight.expert]
+        sums = [float(stored.sum(dtype=torch.float64)), float(stored.square().sum(dtype=torch.float64))]
+        yield f"{weight.name}:{weight.shape}:{weight.dtype}:{np.array(sums).tobytes().hex()}"
+
+
+def files_told(files: Iterable[Path]) -> Iterator[str]:
+    """What tells a checkpoint on disk from others: its files, their sizes and times."""
+    for path in files:
+        status = path.stat()
+        yield f"{path}:{status.st_size}:{status.st_mtime_ns}"

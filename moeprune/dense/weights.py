@@ -169,14 +169,12 @@ def _untied(weights: list[Weight]) -> tuple[list[Weight], dict[Weight, Weight], 
     """Weights with storage of their own; those tied inside a block follow the first, across blocks they are left."""
     by_storage: dict[tuple[Any, ...], list[Weight]] = {}
     for weight in weights:
-        stored = weight.parameter
-        by_storage.setdefault((stored.device, stored.data_ptr(), weight.expert), []).append(weight)
+        by_storage.setdefault(_storage(weight), []).append(weight)
     kept: list[Weight] = []
     tied: dict[Weight, Weight] = {}
     left: list[Left] = []
     for weight in weights:
-        stored = weight.parameter
-        family = by_storage[stored.device, stored.data_ptr(), weight.expert]
+        family = by_storage[_storage(weight)]
         if len({member.block for member in family}) > 1:
             left.append(Left(weight.name, weight.parameter.numel(), "tied across blocks"))
             continue
@@ -184,3 +182,9 @@ def _untied(weights: list[Weight]) -> tuple[list[Weight], dict[Weight, Weight], 
             tied[weight] = family[0]
         kept.append(weight)
     return kept, tied, left
+
+
+def _storage(weight: Weight) -> tuple[Any, ...]:
+    """Equal for weights that share their memory; a parameter without memory (on the meta device) is shared whole."""
+    stored = weight.parameter
+    return stored.device, id(stored) if stored.is_meta else stored.data_ptr(), weight.expert

@@ -145,6 +145,14 @@ class LayerMajor:
         del output
         self._park(one)
 
+    def rehearse(self, number: int) -> None:
+        """Run the decoder layer that is in memory for one pass and drop what it gives: the pass stays where it is."""
+        one = self._waiting[number]
+        self._bring_back(one)
+        assert one.call is not None, f"pass {number} has been through this layer"
+        one.call.run()
+        self._park(one)
+
     def finish(self, number: int) -> Any:
         """What the forward pass returns, after the last layer. It can be asked for once."""
         one = self._waiting[number]

@@ -1,0 +1,58 @@
+"""The walk with one block in memory against the walk with all of them: same bits, killed or not, little memory."""
+
+import pytest
+
+from moeprune.checkpoint.inventory import inventory
+from moeprune.dense.export import Export
+from moeprune.dense.formats import FP8
+from moeprune.dense.magnitude import Magnitude
+from moeprune.dense.quantize import GPTQ, RTN, Joint
+from moeprune.dense.sparsegpt import SparseGPT
+from moeprune.dense.streamed import compress_streamed, foreseen_export
+from moeprune.dense.walk import compress_model
+from moeprune.dense.wanda import Wanda
+from moeprune.models.loading import ModelOptions, load_model
+from moeprune.models.streaming import open_streamed
+from tests.dense.tokens import token_set
+from tests.tiny import save_tiny
+
+BOTH = ("attention", "routed_expert")
+FEW = {"minimum_tokens": 1}
+WAYS = {
+    "zeros": [SparseGPT(pattern="2:4", targets=BOTH, **FEW)],
+    "zeros, then two formats": [
+        Wanda(pattern="2:4", targets=BOTH, **FEW),
+        FP8(targets=("attention",)),
+        GPTQ(group_size=8, targets=("routed_expert",), **FEW),
+    ],
+    "no data": [Magnitude(targets=BOTH), RTN(group_size=8, targets=("routed_expert",))],
+    "some experts": [Joint(pattern="2:4", group_size=8, targets=(r"re:layers\.1\..*experts\.[02]\.",), **FEW)],
+}
+
+
+def in_memory(source, methods, dtype="auto", batch_tokens=64):
+    model = load_model(ModelOptions(path=str(source), dtype=dtype), device="cpu").model
+    export = Export(inventory(source), model, methods, layout="plain")
+    return export, compress_model(model, methods, token_set(), dtype=export.dtype, batch_tokens=batch_tokens)
+
+
+def streamed(source, methods, state, *, layout="plain", dtype="auto", **options):
+    model = open_streamed(ModelOptions(path=str(source), dtype=dtype), device="cpu")
+    export = foreseen_export(model, inventory(source), methods, layout=layout)
+    return export, compress_streamed(model, export, methods, token_set(), state=state, batch_tokens=64, **options)
+
+
+def written(export, compressed):
+    edits = export.edits(compressed)
+    return {new.name: bytes(new.data()) for edit in edits.values() for new in edit.tensors}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "deepseek_v3", "granitemoe"])
+def test_the_same_bytes_as_in_memory(family, way, tmp_path):
+    source, methods = save_tiny(family, tmp_path / "source", dtype="bfloat16"), WAYS[way]
+    expected = in_memory(source, methods)
+    found = streamed(source, methods, tmp_path / "state")
+    assert found[1].report == expected[1].report
+    assert written(*found) == written(*expected)
+    assert found[1].grids.keys() == expected[1].grids.keys()
