@@ -254,6 +254,78 @@ def generate(
 
 
 @app.command()
+def verify(
+    checkpoint: Annotated[str | None, typer.Argument(help="The directory of a pruned checkpoint.")] = None,
+    against: Annotated[str | None, typer.Option(help="The base model; it is pruned in memory by the plan.")] = None,
+    engine: Annotated[str, typer.Option(help="transformers, vllm or llama.cpp.")] = "transformers",
+    python: Annotated[Path | None, typer.Option(help="The Python of the engine's environment.")] = None,
+    binary: Annotated[Path | None, typer.Option(help="llama.cpp: a llama-server, in place of --python.")] = None,
+    gguf: Annotated[Path | None, typer.Option(help="llama.cpp: the file that was exported.")] = None,
+    dtype: Annotated[str, typer.Option(help="What the engine computes in: float32, bfloat16, float16.")] = "float32",
+    log: Annotated[Path | None, typer.Option(help="Keep the engine's own output in this file.")] = None,
+    install: Annotated[str | None, typer.Option(help="Make an environment instead: vllm or llama.cpp.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where --install makes it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Proof in a serving engine: its greedy tokens and log-probabilities beside the pruned model in memory."""
+    _start(as_json)
+    from moeprune.experiment.verify import install_engine, verify_checkpoint
+
+    if install is not None:
+        made = install_engine(install, output, checkpoint)
+        _finish({"python": made}, made, as_json=as_json)
+        return
+    summary = verify_checkpoint(
+        checkpoint,
+        against=against,
+        engine=engine,
+        python=python,
+        binary=binary,
+        gguf=gguf,
+        dtype=dtype,
+        log=log,
+    )
+    _finish(summary, summary["checkpoint"], as_json=as_json)
+    if not summary["passed"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[str, typer.Argument(help="The directory of a pruned checkpoint.")],
+    llama_cpp: Annotated[Path, typer.Option("--llama-cpp", help="A checkout of llama.cpp, with its converter.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write (.gguf).")],
+    format: Annotated[str, typer.Option("--format", help="gguf.")] = "gguf",
+    outtype: Annotated[str, typer.Option(help="auto, f32, f16, bf16 or q8_0; of the converter.")] = "auto",
+    quantize: Annotated[str | None, typer.Option(help="What llama-quantize makes of it, e.g. Q4_K_M.")] = None,
+    pre_tokenizer: Annotated[str | None, typer.Option(help="For a vocabulary the converter does not know.")] = None,
+    python: Annotated[Path | None, typer.Option(help="A Python with xllamacpp, to compare tokens.")] = None,
+    binary: Annotated[Path | None, typer.Option(help="A llama-server, to compare tokens.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
+    as_json: Json = False,
+) -> None:
+    """A GGUF file by your own llama.cpp, its routing checked against config.json and its tokens in llama.cpp."""
+    _start(as_json)
+    from moeprune.experiment.export import export_file
+
+    summary = export_file(
+        checkpoint,
+        output,
+        format=format,
+        llama_cpp=llama_cpp,
+        output_type=outtype,
+        quantize=quantize,
+        pre_tokenizer=pre_tokenizer,
+        python=python,
+        binary=binary,
+        overwrite=overwrite,
+    )
+    _finish(summary, output, as_json=as_json)
+    if summary["proof"] is not None and not summary["proof"]["passed"]:
+        raise typer.Exit(1)
+
+
+@app.command()
 def inspect(path: Path, as_json: Json = False) -> None:
     """What is in a statistics file, a plan, a metrics file, a run, a checkpoint or a model."""
     _start(as_json)

@@ -20,7 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # A room may import itself, the rooms named here, and moeprune.reference. A dotted name admits one module of a room.
 BELOW = {"models", "data", "artifacts"}
-WORK = {"recording", "selection", "checkpoint", "dense", "evaluation"}
+WORK = {"recording", "selection", "checkpoint", "dense", "evaluation", "serving"}
 MAY_IMPORT = {
     "artifacts": set(),
     "reference": set(),
@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "recording": BELOW,
     "checkpoint": BELOW,
     "evaluation": BELOW,
+    "serving": BELOW,
     "dense": BELOW | {"checkpoint.edits"},
     "config": BELOW | WORK | {"experiment.tracking"},  # for the option classes, which live where they are used
     "experiment": BELOW | WORK | {"config"},

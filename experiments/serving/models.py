@@ -6,6 +6,7 @@ Writes DIRECTORY/<family>/base and DIRECTORY/<family>/pruned in bfloat16: 8 expe
 from a recording like any other. All have the reference model's tokenizer, so that chat and tool calls can be compared.
 """
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -59,6 +60,11 @@ EXTRA = {
     "deepseek_v3": {**LATENT, **NARROW},
     "gpt_oss": {**HEADS, "intermediate_size": 128},
 }
+# What config.json of the hub's checkpoints says and transformers does not write: servers read the routing rule there.
+HUB_KEYS = {
+    "deepseek_v2": {"scoring_func": "softmax", "topk_method": "group_limited_greedy"},
+    "deepseek_v3": {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "num_nextn_predict_layers": 0},
+}
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
@@ -70,6 +76,8 @@ def make(family: str, folder: Path, *, prune: float = 0.5) -> Path:
         (base / name).unlink(missing_ok=True)
     for name in TOKENIZER:
         shutil.copyfile(MODEL_DIR / name, base / name)
+    config = json.loads((base / "config.json").read_text()) | HUB_KEYS.get(family, {})
+    (base / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return prune_half(base, pruned, prune=prune)
 
 

@@ -27,6 +27,7 @@ def record(
     """moeprune.json: that of the source, when it was made by moeprune, and under `dense` what was done to it now."""
     path = source.directory / RECORD
     earlier: dict[str, Any] = read_json(path) if path.is_file() else {}
+    earlier.pop("serving", None)  # what engines did with the source says nothing about other weights
     base = earlier.get("sizes", {})
     told = report.plain()
     return {

@@ -36,17 +36,19 @@ def require_python(engine: EngineName, python: Path | None) -> Path:
     """The Python that has the engine. Raises InputError, before anything is loaded, when there is none."""
     module = MODULES[engine]
     if python is None:
-        if importlib.util.find_spec(module) is None:
+        spec = importlib.util.find_spec(module)
+        if spec is None or spec.origin is None:  # a folder of that name beside us is no engine
             raise InputError(
                 f"--engine {engine}: {module} is not installed here; give --python PATH of an environment that has it, "
                 f"or make one with `moeprune verify --install {engine} -o DIR`"
             )
         return Path(sys.executable)
+    python = Path(os.path.abspath(python))  # not resolved: an environment's Python is a link
     if not python.is_file() or not os.access(python, os.X_OK):
         raise InputError(f"--python {python}: not an executable file; give the bin/python of the engine's environment")
-    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    code = f"import importlib.util as u, sys; spec = u.find_spec({module!r}); sys.exit(not (spec and spec.origin))"
     try:
-        done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run([str(python), "-I", "-c", code], capture_output=True, text=True, timeout=120, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InputError(f"--python {python}: does not run ({error}); give the bin/python of an environment") from error
     if done.returncode:
