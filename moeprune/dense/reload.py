@@ -52,7 +52,7 @@ def require_reloads(
         if hasattr(module, "quantization_scheme"):  # its inputs were rounded too; those of the model in memory are not
             module.quantization_enabled = False
     distance = _distance(loaded, model, ids)
-    if not distance < (1e-4 if model.dtype == torch.float32 else 5e-2):
+    if not distance < tolerance(model.dtype):
         raise ReloadError(f"{directory}: logits differ by {distance:.1e} after reload though the weights are equal")
     return Reloaded(weights, distance, rounded, sparsity)
 
@@ -83,7 +83,17 @@ def _distance(loaded: Any, model: Any, ids: torch.Tensor) -> float:
     with torch.no_grad():
         theirs = loaded(input_ids=ids, use_cache=False).logits.float()
         ours = model(input_ids=ids.to(model.device), use_cache=False).logits.float().cpu()
-    return float((ours - theirs).norm() / ours.norm())
+    return relative_distance(ours, theirs)
+
+
+def relative_distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """||difference|| / ||ours||."""
+    return float((ours.float() - theirs.float()).norm() / ours.float().norm())
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """How far logits of equal weights may lie apart."""
+    return 1e-4 if dtype == torch.float32 else 5e-2
 
 
 def _load(directory: Path, model_class: Any, unused: Collection[str]) -> Any:

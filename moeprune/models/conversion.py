@@ -59,6 +59,11 @@ class WeightsOnDisk:
         """Names in memory that nothing on disk makes; tied ones are among them."""
         return {name for name in self.names if self.first_of(name) is None}
 
+    @property
+    def unexpected(self) -> set[str]:
+        """Names on disk that make nothing in memory."""
+        return {source for target, sources in self._made_from.items() if target not in self.names for source in sources}
+
     def load(self, names: Iterable[str]) -> None:
         """Set these parameters and buffers of the model, the largest first, so that what converting one needs beside
         itself is held while the others are not.

@@ -129,11 +129,11 @@ def load_model(options: ModelOptions, *, device: str = "auto") -> LoadedModel:
     place = device_of(device)
     with without_bars():
         model = pretrained(directory, options.dtype, device=place).to(place)
-    _align(model)
+    align(model)
     return LoadedModel(model, load_tokenizer(directory), directory)
 
 
-def _align(model: Any) -> None:
+def align(model: Any) -> None:
     """Move weights that lie in a mapped file at any address into memory of their own, as all other weights lie.
 
     CPU kernels round by the alignment of what they read: logits would depend on the order of tensors in a file.

@@ -11,6 +11,7 @@ from moeprune.artifacts.errors import InputError
 from moeprune.models.conversion import WeightsOnDisk, keep, weights_left_out
 from moeprune.models.layers import MoELayer
 from moeprune.models.loading import ModelOptions, device_of, load_config, local_directory, pretrained, without_bars
+from moeprune.models.packed import PackedWeights
 from moeprune.models.parked import tensors_in
 
 FLOOR = 2**24  # bytes of activations that are always affordable
@@ -30,7 +31,7 @@ class _Slot:
 
     @property
     def is_empty(self) -> bool:
-        return self.value is self.empty
+        return self.store.get(self.key) is self.empty  # while it is unpacked, a packed tensor is not there at all
 
 
 class StreamedModel:
@@ -42,7 +43,7 @@ class StreamedModel:
 
     def __init__(self, model: Any, weights: WeightsOnDisk, device: str) -> None:
         self.model, self.device = model, torch.device(device)
-        self._weights = weights
+        self._weights, self._packed = weights, PackedWeights(model)
         self.layers = decoder_layers(model)
         self._slots = dict(_slots(model))
         by_identity: dict[int, list[str]] = {}
@@ -87,12 +88,17 @@ class StreamedModel:
         """All parameters and persistent buffers."""
         return list(self._slots)
 
+    @property
+    def unexpected(self) -> set[str]:
+        """Names on disk that the model does not load."""
+        return self._weights.unexpected
+
     def names_in(self, prefix: str) -> list[str]:
         """Parameters and persistent buffers of a module and all below it."""
         return [name for name in self._slots if name.startswith(prefix + ".")]
 
     def fill(self, names: Iterable[str]) -> None:
-        """Read these parameters and buffers from disk; those that are there already stay."""
+        """Read these parameters and buffers from disk; those that are there already stay. What is packed is unpacked."""
         wanted = {self._source(name) for name in names if self._slots[name].is_empty}
         with without_bars():
             self._weights.load(wanted)
@@ -101,9 +107,12 @@ class StreamedModel:
             value = self._slots[source].value
             for name in self._tied[source]:
                 self._slots[name].store[self._slots[name].key] = value
+        self._packed.unpack({name.rpartition(".")[0] for name in wanted})
 
     def empty(self, names: Iterable[str]) -> None:
         """Drop these parameters and buffers, and what is tied to them."""
+        names = list(names)
+        self._packed.pack_again({name.rpartition(".")[0] for name in names})
         for name in names:
             for other in self._tied[name]:
                 slot = self._slots[other]

@@ -1,12 +1,19 @@
 """The walk with one block in memory against the walk with all of them: same bits, killed or not, little memory."""
 
-import pytest
+from functools import partial
 
+import pytest
+import torch
+from safetensors import safe_open
+
+from moeprune.checkpoint.headers import read_header
 from moeprune.checkpoint.inventory import inventory
 from moeprune.dense.export import Export
 from moeprune.dense.formats import FP8
 from moeprune.dense.magnitude import Magnitude
 from moeprune.dense.quantize import GPTQ, RTN, Joint
+from moeprune.dense.reload import ReloadError, require_reloads
+from moeprune.dense.reload_streamed import require_reloads_streamed
 from moeprune.dense.sparsegpt import SparseGPT
 from moeprune.dense.streamed import compress_streamed, foreseen_export
 from moeprune.dense.walk import compress_model
@@ -14,6 +21,7 @@ from moeprune.dense.wanda import Wanda
 from moeprune.models.loading import ModelOptions, load_model
 from moeprune.models.streaming import open_streamed
 from tests.dense.tokens import token_set
+from tests.dense.written import write
 from tests.tiny import save_tiny
 
 BOTH = ("attention", "routed_expert")
@@ -56,3 +64,47 @@ def test_the_same_bytes_as_in_memory(family, way, tmp_path):
     assert found[1].report == expected[1].report
     assert written(*found) == written(*expected)
     assert found[1].grids.keys() == expected[1].grids.keys()
+
+
+PACKED = {
+    "fp8 attention": [FP8(targets=("attention",))],
+    "fp8 per tensor everywhere": [FP8(scale="tensor", targets=BOTH)],
+    "int4 everywhere": [GPTQ(group_size=8, targets=BOTH, **FEW)],
+    "zeros": WAYS["zeros"],
+    "zeros, then two formats": WAYS["zeros, then two formats"],
+}
+
+
+@pytest.mark.parametrize("way", PACKED)
+def test_the_reload_is_compared_layer_by_layer(way, tmp_path):
+    source = save_tiny("qwen3_moe", tmp_path / "source", dtype="bfloat16", shard_size="20KB")
+    export, compressed = streamed(source, PACKED[way], tmp_path / "state", layout="auto")
+    out = write(export.checkpoint, export.edits(compressed), export.config_edits, tmp_path / "out")
+    compare = partial(require_reloads_streamed, dtype=torch.bfloat16, scratch=tmp_path / "scratch")
+    found = compare(out, source, compressed)
+    model = load_model(ModelOptions(path=str(source), dtype="float32"), device="cpu").model
+    compress_model(model, PACKED[way], token_set(), dtype=export.dtype, batch_tokens=64)
+    whole = require_reloads(out, model, compressed.report)
+    assert (found.weights, found.sparsity) == (whole.weights, whole.sparsity)
+    assert found.logits_distance < 1e-2
+    assert (found.rounded_distance > found.logits_distance) == ("fp8" in way or "formats" in way)
+    file = next(
+        path for path in sorted(out.glob("*.safetensors")) if "layers.1.self_attn.o_proj" in str(names_in(path))
+    )
+    damage(file, "model.layers.1.self_attn.o_proj")
+    with pytest.raises(ReloadError, match=r"layers\.1\.self_attn\.o_proj differs after reload"):
+        compare(out, source, compressed)
+
+
+def names_in(path):
+    with safe_open(path, framework="pt") as file:
+        return list(file.keys())
+
+
+def damage(path, prefix):
+    """Change the last byte of the first tensor with this name."""
+    entries, _ = read_header(path)
+    entry = next(entry for entry in entries if entry.name.startswith(prefix) and not entry.name.endswith("shape"))
+    data = bytearray(path.read_bytes())
+    data[entry.stop - 1] ^= 1
+    path.write_bytes(data)
