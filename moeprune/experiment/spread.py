@@ -1,0 +1,141 @@
+"""How the groups of a grid's runs are spread: over processes of this machine, or over a Ray cluster.
+
+Each yields (group, errors by run) as groups end. A process or a machine that dies takes only its own group down: its
+runs that are not done are recorded as failed, and the same command goes on with them.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from importlib.util import find_spec
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from typing import Any
+
+from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.files import read_json
+from moeprune.config.schema import RunConfig
+from moeprune.experiment.console import say
+
+Group = dict[str, RunConfig]
+Errors = dict[str, str]  # run -> what went wrong
+Work = Callable[[Group, Path, Path], Errors]  # a function of a module: it is sent by its name
+
+
+def over_processes(
+    groups: Sequence[Group], work: Work, directory: Path, shared: Path, *, workers: int
+) -> Iterator[tuple[Group, Errors]]:
+    """At most `workers` groups at a time, each in a process of its own."""
+    threads = str(max(1, (os.cpu_count() or 1) // workers))
+    os.environ.setdefault("OMP_NUM_THREADS", threads)  # read by the processes when they import torch
+    pool = ThreadPoolExecutor(workers)
+    waiting: dict[Future[Errors], Group] = {}
+    try:
+        for group in groups:
+            waiting[pool.submit(_in_a_process, group, work, directory, shared)] = group
+        for future in as_completed(waiting):
+            yield waiting[future], future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _in_a_process(group: Group, work: Work, directory: Path, shared: Path) -> Errors:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_end_with_the_parent) as pool:
+        try:
+            return pool.submit(work, group, directory, shared).result()
+        except BrokenProcessPool:
+            return _lost(group, directory, "its process died; the usual cause is memory, so try fewer --workers")
+
+
+def _end_with_the_parent() -> None:
+    """End this process when the one that started it is killed, which leaves a pool's processes waiting for ever."""
+
+    def watch() -> None:
+        parent = parent_process()
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def require_ray() -> None:
+    if find_spec("ray") is None:
+        raise InputError("--ray: Ray is not installed; pip install 'moeprune[ray]', or use --workers N")
+
+
+def over_ray(
+    groups: Sequence[Group], work: Work, directory: Path, shared: Path, *, address: str
+) -> Iterator[tuple[Group, Errors]]:
+    """A task for each group, on the cluster at `address`, or on one made of this machine for "local".
+
+    A task takes one CPU, and one GPU where the cluster has any and the group's device is not the CPU. All machines see
+    this working directory under the same path. Ray tries a task again whose machine died: it goes on run by run.
+    Raises InputError when no cluster answers.
+    """
+    import ray
+
+    _connect(address)
+    try:
+        resources = ray.cluster_resources()
+        say(f"grid: Ray with {resources.get('CPU', 0):.0f} CPUs and {resources.get('GPU', 0):.0f} GPUs")
+        task = ray.remote(_on_a_machine)
+        places = (os.getcwd(), directory.absolute(), shared.absolute())
+        waiting = {}
+        for group in groups:
+            gpus = int(bool(resources.get("GPU")) and _device(group) != "cpu")
+            waiting[task.options(num_gpus=gpus, max_retries=1).remote(group, work, *places)] = group
+        while waiting:
+            (ended,), _ = ray.wait(list(waiting), num_returns=1)
+            group = waiting.pop(ended)
+            try:
+                errors = ray.get(ended)
+            except ray.exceptions.RayError as error:
+                errors = _lost(group, directory, f"its Ray task failed ({str(error).strip().splitlines()[-1]})")
+            yield group, errors
+    finally:
+        ray.shutdown()
+
+
+def _connect(address: str) -> None:
+    import ray
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing about a run leaves the cluster unasked
+    os.environ.setdefault(
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
+    )  # a task without GPUs hides none; the future default
+    options: dict[str, Any] = {"logging_level": "ERROR", "configure_logging": True}
+    if address == "local":
+        options["include_dashboard"] = False
+    try:
+        ray.init(address=address, **options)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"--ray {address}: no Ray cluster answers there ({str(error).strip().splitlines()[0]}); give the HOST:PORT "
+            "that `ray start --head` printed, or `local`"
+        ) from error
+
+
+def _on_a_machine(group: Group, work: Work, here: str, directory: Path, shared: Path) -> Errors:
+    """The group's work, seen from the driver's working directory, so that relative paths of configs mean the same."""
+    if not Path(here).is_dir():
+        return dict.fromkeys(
+            group, f"this machine does not see {here}; start the grid in a folder that all machines share"
+        )
+    os.chdir(here)
+    return work(group, directory, shared)
+
+
+def _device(group: Group) -> str:
+    return next(iter(group.values())).runtime.device
+
+
+def _lost(group: Group, directory: Path, why: str) -> Errors:
+    """What is said of the runs that the end of their process or machine left undone."""
+    return {name: why for name in group if not _done(directory / name / "run.json")}
+
+
+def _done(record: Path) -> bool:
+    return record.is_file() and "report" in read_json(record)["stages"]
