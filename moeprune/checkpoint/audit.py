@@ -123,6 +123,7 @@ def _plain_type(entry: Entry) -> Any:
         "F32": torch.float32,
         "F64": torch.float64,
         "I64": torch.int64,
+        "I32": torch.int32,
     }
     return names.get(entry.dtype, torch.uint8)
 
@@ -139,7 +140,7 @@ def require_routers(
         tensor = router_tensor(source, layer.name)
         expected = read_floats(source.directory / tensor.shard, tensor.entry)
         found.append(read_floats(directory / tensor.shard, entries[tensor.name]))
-        order = list(orders.get(layer.name, range(layer.num_experts)))
+        order = [*orders.get(layer.name, range(layer.num_experts)), *source.memory.extra_ids(layer.name)]
         if not np.array_equal(expected[order], found[-1], equal_nan=True):
             raise AuditError(f"{layer.name}: the router's rows are not those of the kept experts")
     return found

@@ -13,6 +13,7 @@ from moeprune.artifacts.errors import InputError
 from moeprune.checkpoint.headers import Entry
 from moeprune.checkpoint.inventory import Inventory, Tensor
 from moeprune.checkpoint.memory_names import EXPERT_NUMBER
+from moeprune.checkpoint.tables import read_table, rewritten_table
 
 Span = tuple[int, int]  # start and stop, counted from the beginning of the source file
 
@@ -46,6 +47,7 @@ class NewTensor:
     shape: tuple[int, ...]
     size: int  # bytes
     data: Callable[[], bytes | bytearray | memoryview]
+    key: str | None = None  # equal for equal bytes, so that a killed call can be resumed; None: not known
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Output:
     size: int  # bytes
     spans: tuple[Span, ...] = ()
     data: Callable[[], bytes | bytearray | memoryview] | None = None
+    key: str | None = None
 
 
 def expert_edits(checkpoint: Inventory, orders: Mapping[str, Sequence[int]]) -> dict[str, Edit]:
@@ -76,7 +79,10 @@ def expert_edits(checkpoint: Inventory, orders: Mapping[str, Sequence[int]]) -> 
 
     Ascending orders prune; a full permutation only renames experts. A layer that is not named stays.
     """
-    numbers = {layer: {old: new for new, old in enumerate(order)} for layer, order in orders.items()}
+    numbers = {
+        layer: {old: new for new, old in enumerate([*order, *checkpoint.memory.extra_ids(layer)])}
+        for layer, order in orders.items()
+    }
     edits: dict[str, Edit] = {}
     for tensor in checkpoint.tensors:
         if tensor.layer is None or tensor.layer not in orders:
@@ -84,11 +90,27 @@ def expert_edits(checkpoint: Inventory, orders: Mapping[str, Sequence[int]]) -> 
         if tensor.role == "expert":
             assert tensor.expert is not None
             edits[tensor.name] = _renumbered(tensor.name, numbers[tensor.layer].get(tensor.expert))
+        elif tensor.role == "table":
+            edits[tensor.name] = _table_edit(checkpoint, tensor, orders[tensor.layer])
         else:
-            assert tensor.axis is not None
-            count = checkpoint.memory.num_experts
-            edits[tensor.name] = Slice((*orders[tensor.layer], *range(count, count + tensor.extra)), tensor.axis)
+            edits[tensor.name] = _kept_rows(tensor, orders[tensor.layer], checkpoint.memory.num_experts)
     return edits
+
+
+def _kept_rows(tensor: Tensor, order: Sequence[int], count: int) -> Slice:
+    assert tensor.axis is not None
+    rows = [expert * tensor.size + row for expert in order for row in range(tensor.size)]
+    return Slice((*rows, *range(count * tensor.size, count * tensor.size + tensor.extra)), tensor.axis)
+
+
+def _table_edit(checkpoint: Inventory, tensor: Tensor, order: Sequence[int]) -> Replace:
+    entry, order = tensor.entry, tuple(order)
+    read_table(checkpoint.directory / tensor.shard, entry)  # refuses what is not understood, before anything is written
+
+    def data() -> bytes:
+        return rewritten_table(checkpoint.directory / tensor.shard, entry, order, checkpoint.memory.num_experts)
+
+    return Replace((NewTensor(entry.name, entry.dtype, entry.shape, entry.size, data, key=f"table {order}"),))
 
 
 def mtp_edits(checkpoint: Inventory) -> dict[str, Edit]:
@@ -109,7 +131,7 @@ def outputs(tensor: Tensor, edit: Edit | None) -> Iterator[Output]:
     elif isinstance(edit, Slice):
         yield _sliced(entry, edit)
     elif isinstance(edit, Replace):
-        yield from (Output(new.name, new.dtype, new.shape, new.size, (), new.data) for new in edit.tensors)
+        yield from (Output(new.name, new.dtype, new.shape, new.size, (), new.data, new.key) for new in edit.tensors)
 
 
 def _sliced(entry: Entry, edit: Slice) -> Output:

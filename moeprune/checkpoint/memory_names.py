@@ -32,10 +32,11 @@ _FUSED_PART = re.compile(
 
 @dataclass(frozen=True)
 class ExpertAxis:
-    """Where a parameter runs over experts. `extra` rows follow the experts' own and belong to no expert."""
+    """Where a parameter runs over experts, `size` rows each. `extra` rows follow theirs and belong to no expert."""
 
     layer: str
     axis: int
+    size: int = 1
     extra: int = 0
 
 
@@ -61,6 +62,8 @@ class MemoryModel:
         self.shapes = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         self.router_weights = {layer.name: names[id(router_weight(layer))] for layer in moe_layers}
+        self.extra = {layer.name: layer.extra for layer in moe_layers}
+        self.tables = _tables(moe_layers)
         self.expert_axes = self._find_expert_axes(config_json) if moe_layers else {}
 
     @property
@@ -95,12 +98,19 @@ class MemoryModel:
         layer = next((layer.name for layer in self.layers if name.startswith(layer.name + ".")), None)
         if layer is None:
             raise InputError(f"{name}: its shape {shape} depends on the number of experts, but it is in no MoE block")
-        if len(axes) != 1 or (shape[axes[0]], doubled[axes[0]]) != (count, 2 * count):
+        size, rest = divmod(doubled[axes[0]] - shape[axes[0]], count)
+        extra = shape[axes[0]] - size * count
+        flat = self.family.flat_rows and ".experts." in name
+        if len(axes) != 1 or rest or not (size == 1 or flat) or extra not in (0, self.extra[layer]):
             raise InputError(
                 f"{name}: shape {shape} becomes {doubled} when {count} experts become {2 * count}; this is not an axis "
                 "of experts, and how to cut it is not known"
             )
-        return ExpertAxis(layer, axes[0])
+        return ExpertAxis(layer, axes[0], size, extra)
+
+    def extra_ids(self, layer: str) -> range:
+        """Numbers of the router's classes that are no experts."""
+        return range(self.num_experts, self.num_experts + self.extra[layer])
 
     def is_router(self, parameter: str) -> bool:
         """Whether a parameter with an expert axis scores experts rather than being part of them."""
@@ -196,6 +206,16 @@ def model_class(config: Any) -> tuple[Any, Any]:
 def _has_experts(model: Any) -> bool:
     """Whether anything in the model is called experts: what is then not understood is refused, not taken for dense."""
     return any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules())
+
+
+def _tables(layers: Iterable[Any]) -> dict[str, str]:
+    """Buffer that lists experts by token -> its layer, where a family has such tables."""
+    found = {}
+    for layer in layers:
+        name = layer.family.expert_table
+        if name and hasattr(layer.router, name):
+            found[f"{layer.name}.{layer.family.router}.{name}"] = layer.name
+    return found
 
 
 def _common_count(layers: Iterable[Layer]) -> int:

@@ -17,7 +17,10 @@ def module_renamer(checkpoint: Inventory, orders: Mapping[str, Sequence[int]]) -
     It raises InputError for an expert's number in a regular expression, and for one in a block that is not known.
     """
     layers = _layers_by_prefix(checkpoint)
-    numbers = {layer: {str(old): str(new) for new, old in enumerate(order)} for layer, order in orders.items()}
+    numbers = {
+        layer: {str(old): str(new) for new, old in enumerate([*order, *checkpoint.memory.extra_ids(layer)])}
+        for layer, order in orders.items()
+    }
     mtp = [tensor.name for tensor in checkpoint.mtp]
 
     def renamed(name: str) -> str | None:

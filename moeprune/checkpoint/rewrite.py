@@ -187,7 +187,7 @@ def _key(source: Inventory, shards: Iterable[Shard], texts: Mapping[str, str], c
         digest.update(shard.header)
         for output in shard.outputs:
             digest.update(repr(output.spans).encode())
-            if output.data is not None:  # made elsewhere: two calls cannot be told apart, so none is resumed
-                digest.update(uuid.uuid4().bytes)
+            if output.data is not None:  # made elsewhere: without a key two calls cannot be told apart, none is resumed
+                digest.update(uuid.uuid4().bytes if output.key is None else output.key.encode())
     digest.update(json.dumps(texts, sort_keys=True).encode())
     return digest.hexdigest()[:16]

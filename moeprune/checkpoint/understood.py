@@ -20,7 +20,7 @@ def require_understood(directory: Path, memory: MemoryModel, tensors: tuple[Tens
 def require_plain_experts(tensors: tuple[Tensor, ...]) -> None:
     """Raises InputError for experts that are not plain numbers although nothing says that they are quantised."""
     for tensor in tensors:
-        if tensor.layer is not None and tensor.entry.dtype not in PLAIN:
+        if tensor.layer is not None and tensor.role != "table" and tensor.entry.dtype not in PLAIN:
             raise InputError(
                 f"{tensor.name}: stored as {tensor.entry.dtype}, but config.json has no quantization_config that says "
                 "how; add it, or prune the unquantised checkpoint"
@@ -43,7 +43,7 @@ def _require_complete(directory: Path, memory: MemoryModel, tensors: tuple[Tenso
                 f"{directory}: {name} is missing, other experts of the layer have it; download the checkpoint again"
             )
     fed = {tensor.target for tensor in tensors}
-    for parameter in memory.expert_axes:
+    for parameter in (*memory.expert_axes, *memory.tables):
         if parameter not in fed:
             raise InputError(
                 f"{directory}: no tensor for {parameter}; the checkpoint is incomplete or of another architecture"
@@ -64,11 +64,12 @@ def _require_known_blocks(memory: MemoryModel, tensors: tuple[Tensor, ...]) -> N
 
 
 def _require_no_tables_of_experts(memory: MemoryModel, tensors: tuple[Tensor, ...]) -> None:
-    """Whole numbers in a router may be expert ids, as in a table of experts by token, and would need renumbering."""
+    """Whole numbers in a router that are not known to be expert ids may be some, and would need renumbering."""
     routers = tuple(name.rpartition(".")[0] + "." for name in memory.router_weights.values())
     integers = {n for n, t in memory.model.state_dict().items() if not t.is_floating_point() and t.numel() > 1}
     for tensor in tensors:
-        if tensor.target is not None and tensor.target in integers and tensor.target.startswith(routers):
+        target = tensor.target if tensor.role != "table" else None
+        if target is not None and target in integers and target.startswith(routers):
             raise InputError(
                 f"{tensor.name}: whole numbers in a router, perhaps expert ids; how to renumber them is not known"
             )

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from moeprune.checkpoint.placement import Placement
 from moeprune.checkpoint.quantized_names import module_renamer
 from moeprune.checkpoint.rewrite import Progress, Work, plan_work, write_work
 from moeprune.checkpoint.rules import require_plan_fits
+from moeprune.models.shipping import notes
+from moeprune.checkpoint.tables import replaced_share
 
 MTP_WARNING = (
     "multi-token-prediction layers were left out and their count set to 0; speculative decoding with them is gone"
@@ -49,6 +51,7 @@ class PruneReport:
     copied: tuple[str, ...]  # other files, byte for byte
     mtp: str  # "none", or "dropped"
     warnings: tuple[str, ...]
+    advice: tuple[str, ...]  # what engines do with such a model that people do not expect; on the card too
     audit: Audit | None  # None with dry_run
     fingerprint: str | None  # of the pruned model; None with dry_run
     reused_shards: int  # left whole by a call that was killed
@@ -83,7 +86,9 @@ def prune_checkpoint(
     kept = require_plan_fits(checkpoint, plan, mtp)
     work, warnings = plan_pruning(checkpoint, plan.kept, kept)
     fingerprint, audit, reused = None, None, 0
-    checks = _Checks(checkpoint, plan, work, warnings, provenance or {})
+    advice = notes(json.loads(work.texts[CONFIG]), [kept], top_k=plan.layers[0].top_k)
+    warnings = (*warnings, *(str(note) for note in advice if note.effect == "refuses"))
+    checks = _Checks(checkpoint, plan, work, warnings, provenance or {}, name=place.target.name)
     checks.rehearse()
     if not dry_run:
         reused = write_work(work, place, finish=checks.finish, on_progress=on_progress)
@@ -98,6 +103,7 @@ def prune_checkpoint(
         copied=work.copied,
         mtp="dropped" if checkpoint.mtp else "none",
         warnings=warnings,
+        advice=tuple(str(note) for note in advice if note.effect != "refuses"),
         audit=audit,
         fingerprint=fingerprint,
         reused_shards=reused,
@@ -112,6 +118,7 @@ def plan_pruning(checkpoint: Inventory, orders: Mapping[str, Sequence[int]], kep
     config_edits, warnings = count_edits(checkpoint.config, family, before, kept)
     renamed = module_renamer(checkpoint, orders)
     config_edits |= quantization_edits(checkpoint.config, renamed)
+    warnings += _table_warnings(checkpoint, orders)
     if checkpoint.mtp:
         config_edits |= mtp_config_edits(checkpoint.config, family)
         warnings.append(MTP_WARNING)
@@ -127,13 +134,32 @@ def plan_pruning(checkpoint: Inventory, orders: Mapping[str, Sequence[int]], kep
     return work, (*checkpoint.warnings, *warnings, *work.warnings)
 
 
+def _table_warnings(checkpoint: Inventory, orders: Mapping[str, Sequence[int]]) -> Iterator[str]:
+    for tensor in checkpoint.tensors:
+        kept = orders.get(tensor.layer or "") if tensor.role == "table" else None
+        if kept is not None:
+            share = replaced_share(checkpoint.directory / tensor.shard, tensor.entry, kept)
+            yield (
+                f"{tensor.layer}: its experts are listed by token; {100 * share:.0f} % of the entries named an expert "
+                "that is gone and now name a kept one, in turn"
+            )
+
+
 class _Checks:
     """What is checked before and after the files are written, and what the card and the record then say."""
 
     def __init__(
-        self, source: Inventory, plan: PrunePlan, work: Work, warnings: tuple[str, ...], provenance: Mapping[str, Any]
+        self,
+        source: Inventory,
+        plan: PrunePlan,
+        work: Work,
+        warnings: tuple[str, ...],
+        provenance: Mapping[str, Any],
+        *,
+        name: str,
     ) -> None:
         self.source, self.plan, self.work, self.warnings, self.provenance = source, plan, work, warnings, provenance
+        self.name = name
         self.kept = len(plan.layers[0].kept)
         self.unused: tuple[str, ...] = ()
         self.audit: Audit | None = None
@@ -177,12 +203,32 @@ class _Checks:
         )
         old = self.source.directory / CARD
         text = old.read_text(encoding="utf-8", errors="replace") if old.is_file() else None
-        readme = cards.card(made, self.plan, warnings=self.warnings, source_card=text)
+        readme = cards.card(
+            made,
+            self.plan,
+            config=json.loads(self.work.texts[CONFIG]),
+            chat_template=_chat_template(self.source.directory),
+            name=self.name,
+            warnings=self.warnings,
+            source_card=text,
+        )
         return {CARD: readme, RECORD: json.dumps(made, indent=2, ensure_ascii=False) + "\n"}
 
     def _hashes(self, directory: Path) -> dict[str, str]:
         hashes = {name: sha256(directory / name) for name in (*self.work.copied, *self.work.texts)}
         return hashes | {shard.name + "#header": hashlib.sha256(shard.header).hexdigest() for shard in self.work.shards}
+
+
+def _chat_template(directory: Path) -> str | None:
+    """The template's text, wherever the checkpoint keeps it; only to read which parsers it needs."""
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8", errors="replace")
+    path = directory / "tokenizer_config.json"
+    found = read_json(path).get("chat_template") if path.is_file() else None
+    if isinstance(found, list):  # several named ones
+        return "\n".join(str(one.get("template", "")) for one in found)
+    return found if isinstance(found, str) else None
 
 
 def _sizes(checkpoint: Inventory, work: Work, kept: int) -> dict[str, int]:
@@ -193,9 +239,8 @@ def _sizes(checkpoint: Inventory, work: Work, kept: int) -> dict[str, int]:
     if checkpoint.quantization is not None:
         parameters_base = sum(math.prod(shape) for shape in memory.shapes.values())
         per_expert = sum(
-            math.prod(memory.shapes[name]) // memory.num_experts
+            math.prod(memory.shapes[name]) * axis.size // memory.shapes[name][axis.axis]
             for name, axis in memory.expert_axes.items()
-            if not axis.extra
         )
         parameters = parameters_base - per_expert * (memory.num_experts - kept)
     bytes_base = sum(tensor.entry.size for tensor in checkpoint.tensors)

@@ -29,8 +29,3 @@ def remapped(table: torch.Tensor, kept: Sequence[int], num_experts: int) -> torc
             candidate = torch.where(taken, (candidate + 1) % count, candidate)
         new[:, slot] = torch.where(lost, candidate, new[:, slot])
     return new.to(table.dtype)
-
-
-def replaced_share(table: torch.Tensor, kept: Sequence[int]) -> float:
-    """The share of a table's entries that name an expert which is not kept."""
-    return float((~torch.isin(table, torch.tensor(kept, dtype=table.dtype, device=table.device))).double().mean())

@@ -181,7 +181,8 @@ _ROWS = (
     # experts by token in the first layers
     Family(
         "deepseek_v4",
-        "sqrt(softplus), top-k of score + bias or a table by token, gate = score, renormalised, times a scaling factor",
+        "sqrt(softplus), top-k of score + bias or a table by token (a removed expert's place goes to kept ones in "
+        "turn), gate = score, renormalised, times a scaling factor",
         count_keys=_ROUTED,
         expert_table="tid2eid",
         verified=True,

@@ -21,7 +21,7 @@ from moeprune.models.families import FAMILIES
 from moeprune.models.layers import find_moe_layers, model_fingerprint
 from moeprune.models.loading import load_config
 from moeprune.models.pruned import pruned
-from tests.checkpoint.sources import contents, plan_for
+from tests.checkpoint.sources import contents, plan_for, tensors_of
 from tests.tiny import TINY, inputs, save_tiny
 
 ROWS = [name for name, row in FAMILIES.items() if not row.refused]
@@ -78,9 +78,15 @@ def test_only_experts_routers_and_counts_change(family, tmp_path):
         if tensor.role == "expert" and tensor.expert in KEPT:
             name = tensor.name.replace(f"experts.{tensor.expert}.", f"experts.{KEPT.index(tensor.expert)}.")
             assert after[name] == before[tensor.name]
+        elif tensor.role == "table":
+            assert after[tensor.name][:2] == (dtype, shape)
         elif tensor.role != "expert":
-            rows = [data[i * len(data) // 8 : (i + 1) * len(data) // 8] for i in KEPT]  # all but [1, 8] have axis 0
-            expected = tuple(len(KEPT) if axis == tensor.axis else size for axis, size in enumerate(shape))
+            # All but [1, 8] have axis 0. What follows the experts' rows stays.
+            row = len(data) // shape[tensor.axis]
+            each, end = row * tensor.size, 8 * row * tensor.size
+            rows = [data[i * each : (i + 1) * each] for i in KEPT] + [data[end:]]
+            length = len(KEPT) * tensor.size + tensor.extra
+            expected = tuple(length if axis == tensor.axis else size for axis, size in enumerate(shape))
             assert after[tensor.name] == (dtype, expected, b"".join(rows))
     changes = set(
         changed(
@@ -120,12 +126,25 @@ def test_permuting_experts_changes_nothing(family, tmp_path):
     torch.testing.assert_close(logits(load(tmp_path / "out"), name), logits(base, name), atol=1e-4, rtol=1e-4)
 
 
-def test_a_table_of_experts_by_token_is_refused(tmp_path, monkeypatch):
-    """DeepSeek-V4's hash layers list expert ids; cutting the other tensors alone would leave ids of absent experts."""
-    from moeprune.models import families
+def test_a_table_of_experts_by_token_follows_the_experts(tmp_path):
+    """DeepSeek-V4's first layers list expert ids by token: kept ones keep their place, removed ones are replaced."""
+    source = save_tiny("deepseek_v4", tmp_path / "source")
+    report = prune_checkpoint(source, plan_for(source, KEPT), tmp_path / "out")
+    (table,) = (tensor for tensor in inventory(source).tensors if tensor.role == "table")
+    before, after = (tensors_of(path)[table.name] for path in (source, tmp_path / "out"))
+    assert before.shape == after.shape == (128, 2)
+    kept = torch.isin(before, torch.tensor(KEPT))
+    assert torch.equal(torch.tensor(KEPT)[after][kept], before[kept])
+    assert (after[:, 0] != after[:, 1]).all()
+    assert len(after[~kept].unique()) == len(KEPT), "removed experts' tokens go to all kept ones"
+    assert any(f"{100 * (~kept).double().mean():.0f} % of the entries" in warning for warning in report.warnings)
 
-    row = families.Family("deepseek_v4", "sqrt(softplus), top-k", count_keys=("n_routed_experts",))
-    monkeypatch.setitem(families.FAMILIES, "deepseek_v4", row)
+
+def test_a_table_of_an_unknown_family_is_refused(tmp_path, monkeypatch):
+    """Cutting the other tensors alone would leave ids of absent experts."""
+    from dataclasses import replace
+
+    monkeypatch.setitem(FAMILIES, "deepseek_v4", replace(FAMILIES["deepseek_v4"], expert_table=""))
     source = save_tiny("deepseek_v4", tmp_path / "source")
     with pytest.raises(InputError, match="tid2eid"):
         inventory(source)
