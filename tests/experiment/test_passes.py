@@ -45,7 +45,7 @@ def start(words, *, processes=1):
 
 
 def finish(process):
-    told, errors = process.communicate(timeout=120)
+    told, errors = process.communicate(timeout=300)
     return process.returncode, told, errors
 
 

@@ -195,7 +195,7 @@ def test_more_and_narrower_experts(corpus, tmp_path):
 def test_two_processes_train_one_model(corpus, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += [str(SCRIPTS / "train.py"), str(corpus), str(corpus.parent / "tokenizer"), "-o", str(tmp_path), *SMALL]
-    subprocess.run([*command, "--tokens", "4000"], check=True, capture_output=True, timeout=120)
+    subprocess.run([*command, "--tokens", "4000"], check=True, capture_output=True, timeout=600)
     (point,) = json.loads((tmp_path / "training-curve.json").read_text())
     assert (point["step"], point["tokens"]) == (4, 4096)  # 2 windows of 256 a step in each of two processes
     assert (tmp_path / "model" / "model.safetensors").is_file()

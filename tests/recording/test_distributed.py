@@ -59,7 +59,7 @@ def start(folder, *, size, events=None):
     return workers
 
 
-def finish(workers, seconds=60):
+def finish(workers, seconds=300):
     """(exit code, standard output, standard error) of each."""
     ends = time.monotonic() + seconds
     out = []
@@ -129,7 +129,7 @@ def test_a_killed_process_ends_the_others_and_all_go_on_from_their_parts(togethe
     code, _, errors = ends[1 - lost]
     assert code == 1
     assert "LostRankError" in errors
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 150
     again = finish(start(tmp_path, size=2))
     assert [code for code, _, _ in again] == [0, 0], again
     first = int(again[lost][1].split()[1])
@@ -140,7 +140,7 @@ def test_a_killed_process_ends_the_others_and_all_go_on_from_their_parts(togethe
 def test_a_process_that_hangs_counts_as_lost(tmp_path):
     workers = start(tmp_path, size=2, events={1: "stop:2"})
     try:
-        _, errors = workers[0].communicate(timeout=40)
+        _, errors = workers[0].communicate(timeout=300)
         assert workers[0].returncode == 1
         assert "rank 1 of 2 has given no sign of life for 3 s" in errors
     finally:
