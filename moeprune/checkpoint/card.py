@@ -12,6 +12,7 @@ from typing import Any
 
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.checkpoint.inventory import Inventory
+from moeprune.checkpoint.serving_card import serving_section
 
 RECORD_FORMAT = "moeprune.checkpoint/1"
 PACKAGES = ("moeprune", "torch", "transformers", "safetensors", "numpy")
@@ -83,20 +84,32 @@ def versions() -> dict[str, str]:
     return found
 
 
-def card(made: Mapping[str, Any], plan: PrunePlan, *, warnings: tuple[str, ...], source_card: str | None) -> str:
-    """README.md in Markdown with front matter; the base model's own card, if it has one, follows below a line."""
+def card(
+    made: Mapping[str, Any],
+    plan: PrunePlan,
+    *,
+    config: Mapping[str, Any],
+    chat_template: str | None,
+    warnings: tuple[str, ...],
+    source_card: str | None,
+) -> str:
+    """README.md in Markdown with front matter; the base model's own card, if it has one, follows below a line.
+
+    `config` is the pruned config.json.
+    """
     front, body = split_front_matter(source_card or "")
     before, after = plan.layers[0].num_experts, len(plan.layers[0].kept)
-    name = made["base_model"]["name"]
-    link = f"[{name}](https://huggingface.co/{name})" if "/" in name else f"`{name}`"
+    base = made["base_model"]["name"]
+    link = f"[{base}](https://huggingface.co/{base})" if "/" in base else f"`{base}`"
+    title = f"{base.rpartition('/')[2]}-{after}-experts"
     parts = [
-        front_matter(front, name, made["base_model"]["revision"], tags={"moe", "expert-pruning"}),
-        f"# {name.rpartition('/')[2]} with {after} of {before} experts\n",
+        front_matter(front, base, made["base_model"]["revision"], tags={"moe", "expert-pruning"}),
+        f"# {base.rpartition('/')[2]} with {after} of {before} experts\n",
         f"Made with `moeprune` from {link} by removing {before - after} of {before} experts from each of "
         f"{len(plan.layers)} MoE layers. Nothing was trained; every weight that is left has the bytes it had.\n",
         _facts(made, plan),
         _calibration(plan, made.get("config")),
-        _serving(plan, after),
+        serving_section(config, after, top_k=plan.layers[0].top_k, chat_template=chat_template, name=title),
         _mtp(made["mtp"]),
         _warnings(warnings),
         _details("Plan", "json", _plan_text(made["plan"])),
@@ -170,20 +183,9 @@ def _calibration(plan: PrunePlan, config: Mapping[str, Any] | None) -> str:
     if not lines:
         lines = [f"- {name}: weight {weight:g}" for name, weight in plan.mix.items()]
     text = "\n".join(lines) or "- see the statistics that the plan names"
-    note = f"Statistics `{plan.statistics_key}`. Expect it to work on data like this, and measure elsewhere."
+    key = f"Statistics `{plan.statistics_key}`. " if plan.statistics_key else ""
+    note = f"{key}Expect it to work on data like this, and measure elsewhere."
     return f"## Calibration data\n\n{text}\n\n{note}\n"
-
-
-def _serving(plan: PrunePlan, kept: int) -> str:
-    splits = [str(n) for n in (2, 4, 8, 16) if kept % n == 0]
-    note = f"by {', '.join(splits)}" if splits else "evenly by none of 2, 4, 8, 16"
-    return (
-        "## Use\n\nThe layout is the base model's, so whatever serves that serves this:\n\n"
-        "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        'model = AutoModelForCausalLM.from_pretrained(".", dtype="auto", device_map="auto")\n'
-        'tokenizer = AutoTokenizer.from_pretrained(".")\n```\n\n```bash\nvllm serve .\n```\n\n'
-        f"Expert parallelism can split {kept} experts {note}.\n"
-    )
 
 
 def _mtp(mtp: str) -> str:

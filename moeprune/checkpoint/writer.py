@@ -28,8 +28,8 @@ from moeprune.checkpoint.placement import Placement
 from moeprune.checkpoint.quantized_names import module_renamer
 from moeprune.checkpoint.rewrite import Progress, Work, plan_work, write_work
 from moeprune.checkpoint.rules import require_plan_fits
-from moeprune.models.shipping import notes
 from moeprune.checkpoint.tables import replaced_share
+from moeprune.models.shipping import notes
 
 MTP_WARNING = (
     "multi-token-prediction layers were left out and their count set to 0; speculative decoding with them is gone"
@@ -88,7 +88,7 @@ def prune_checkpoint(
     fingerprint, audit, reused = None, None, 0
     advice = notes(json.loads(work.texts[CONFIG]), [kept], top_k=plan.layers[0].top_k)
     warnings = (*warnings, *(str(note) for note in advice if note.effect == "refuses"))
-    checks = _Checks(checkpoint, plan, work, warnings, provenance or {}, name=place.target.name)
+    checks = _Checks(checkpoint, plan, work, warnings, provenance or {})
     checks.rehearse()
     if not dry_run:
         reused = write_work(work, place, finish=checks.finish, on_progress=on_progress)
@@ -155,11 +155,8 @@ class _Checks:
         work: Work,
         warnings: tuple[str, ...],
         provenance: Mapping[str, Any],
-        *,
-        name: str,
     ) -> None:
         self.source, self.plan, self.work, self.warnings, self.provenance = source, plan, work, warnings, provenance
-        self.name = name
         self.kept = len(plan.layers[0].kept)
         self.unused: tuple[str, ...] = ()
         self.audit: Audit | None = None
@@ -208,7 +205,6 @@ class _Checks:
             self.plan,
             config=json.loads(self.work.texts[CONFIG]),
             chat_template=_chat_template(self.source.directory),
-            name=self.name,
             warnings=self.warnings,
             source_card=text,
         )
