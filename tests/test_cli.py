@@ -87,6 +87,21 @@ def test_json_is_machine_readable(steps):
     assert {"model_type", "verified", "how"} <= set(families[0])
 
 
+def test_select_has_every_limit_of_the_config(steps):
+    folder, _ = steps
+    limits = ("--scope", "global", "--prune", "0.5", "--floor", "0.375", "--ceiling", "20", "--multiple-of", "2")
+    shares = ("--keep-at-least", "agent=0.3", "--protect-super-experts")
+    done = moeprune("select", "s.safetensors", "-o", "limits.json", *limits, *shares, "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    budget = {"floor": 0.375, "ceiling": 20, "multiple_of": 2, "keep_at_least": {"agent": 0.3}}
+    assert {key: plan["budget"][key] for key in budget} == budget
+    assert plan["budget"]["protect_super_experts"] is True
+    kept = [len(layer["kept"]) for layer in plan["layers"]]
+    assert sum(kept) == 64
+    assert all(12 <= count <= 20 and count % 2 == 0 for count in kept)
+
+
 @pytest.mark.parametrize("path", ["s.safetensors", "plan.json", "smaller", "metrics.json", "reference"])
 def test_everything_can_be_inspected(steps, path):
     done = moeprune("inspect", path, cwd=steps[0])
@@ -108,6 +123,10 @@ def test_everything_can_be_inspected(steps, path):
         (("select", "s.safetensors", "-o", "p.json", "--solver", "swop"), "'swap'"),
         (("select", "s.safetensors", "-o", "p.json", "--mix", "prose=2"), "unknown domain 'prose'"),
         (("select", "s.safetensors", "-o", "p.json", "--mix", "agent=x"), "not a number"),
+        (("select", "s.safetensors", "-o", "p.json", "--keep-at-least", "prose=0.9"), "'prose' is not a mixed domain"),
+        (("select", "s.safetensors", "-o", "p.json", "--keep-at-least", "most"), "not a number"),
+        (("select", "s.safetensors", "-o", "p.json", "--floor", "50%"), "not a number"),
+        (("select", "s.safetensors", "-o", "p.json", "--ceiling", "4"), "selection.budget.ceiling is 4"),
         (("select", "s.safetensors", "-o", "p.txt"), "ends in .json"),
         (("select", "none.safetensors", "-o", "p.json"), "no such statistics file"),
         (("select", "plan.json", "-o", "p.json"), "not a readable statistics file"),

@@ -110,7 +110,7 @@ def prune_directory(
             dry_run=dry_run,
             on_progress=advance,
         )
-    for warning in report.warnings:
+    for warning in [*report.warnings, *report.advice]:
         warn(warning)
     say(f"prune: {report.parameters:,} of {report.parameters_base:,} parameters, {report.bytes / 1e6:,.1f} MB")
     return {"checkpoint": None if dry_run else output, **report.as_json()}

@@ -1,6 +1,7 @@
 """`dense:` in a run and in a grid: experts first, then weights, one checkpoint, measured as it loads again."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from moeprune.artifacts.files import read_json
 from moeprune.evaluation.fidelity import compare, logits_of
 from moeprune.experiment.grid import run_grid
 from moeprune.experiment.inputs import Inputs
+from moeprune.experiment.inspection import inspect_path
 from moeprune.experiment.pipeline import run_file
 from moeprune.models.loading import load_tokenizer
 
@@ -54,6 +56,22 @@ def test_one_checkpoint_of_its_own_stage(finished):
     assert len(made["plan"]["layers"]) == 4
     assert made["dense"][0]["methods"] == [{**made["dense"][0]["methods"][0], "name": "fp8"}]
     assert made["sizes"]["bytes_base"] == dense["bytes_base"]
+
+
+def test_the_report_and_inspect_tell_of_the_weights(finished):
+    report = (finished.directory / "report.md").read_text()
+    section = report.partition("## Dense weights")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "|" in line]
+    by_role = {row[0]: row for row in rows}
+    assert by_role["attention"][1] == "fp8"
+    assert by_role["attention"][5] == "8.12"  # eight bits and a scale a channel
+    assert by_role["routed expert"][1].startswith("unchanged")
+    assert by_role["routed expert"][4:6] == ["–", "–"]
+    assert re.search(r"compressed in \d.* s: \d.* of 7.77 MB on disk", section)
+    assert "| dense |" in report.partition("## Provenance")[2]
+    told = "\n".join(inspect_path(finished.directory / "checkpoint")[0])
+    assert "64 of 128 experts pruned from" in told
+    assert re.search(r"weights compressed by fp8: 16 weights with", told)
 
 
 def test_metrics_are_those_of_the_final_checkpoint(finished, reference):

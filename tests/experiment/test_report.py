@@ -1,5 +1,6 @@
 """The report says what the files of the run directory say, worst first, and survives whatever is missing."""
 
+import csv
 import json
 import re
 import shutil
@@ -315,3 +316,20 @@ def test_calibrated_domains_are_known_by_path_too(run: Path) -> None:
     (run / "config.yaml").write_text(re.sub(r"\n    - *\n", "\n", config))
     assert {"agent", "py"} <= read_run(run).calibrated
     assert json.loads((run / "plan.json").read_text())["mix"] == {"agent": 1.0, "python": 1.0}
+
+
+def test_csv_holds_every_measure_of_every_method_once(run: Path) -> None:
+    assert write_report(run, formats=["csv"]) == run / "report.csv"
+    record = read_run(run)
+    with (run / "report.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["method"] for row in rows} == {run.name, *record.baselines}
+    for row in rows:
+        start = "" if row["method"] == run.name else f"baseline/{row['method']}/"
+        assert float(row["value"]) == record.metrics[start + row["metric"]]
+        for end in ("ci_low", "ci_high", "base"):
+            known = record.metrics.get(f"{start}{row['metric']}/{end}")
+            assert row[end] == ("" if known is None else str(known))
+    ends = ("/ci_low", "/ci_high", "/base", "/low", "/high")
+    own = [name for name in record.metrics if not name.startswith("baseline/") and not name.endswith(ends)]
+    assert [row["metric"] for row in rows if row["method"] == run.name] == own
