@@ -24,6 +24,7 @@ from moeprune.dense.layouts import (
 from moeprune.dense.method import DenseMethod
 from moeprune.dense.order import chains
 from moeprune.dense.places import Place, locate, rows_of, source_part
+from moeprune.dense.report import DenseReport
 from moeprune.dense.result import Grid
 from moeprune.dense.walk import Compressed
 from moeprune.dense.weights import Weight, look
@@ -85,6 +86,13 @@ class Export:
     def edits(self, compressed: Compressed) -> dict[str, Edit]:
         """Tensor on disk -> what replaces it. Bytes are made when the writer asks, one tensor at a time."""
         return {name: Replace(self._tensors(place, compressed)) for name, place in self.places.items()}
+
+    @property
+    def replaced_bytes(self) -> tuple[int, int]:
+        """Bytes of the tensors that change, before and after; known before the walk."""
+        nothing = Compressed(DenseReport(), {})
+        before = sum(self.checkpoint.by_name[name].entry.size for name in self.places)
+        return before, sum(new.size for place in self.places.values() for new in self._tensors(place, nothing))
 
     def _tensors(self, place: Place, compressed: Compressed) -> tuple[NewTensor, ...]:
         scheme = self.schemes.get(place.weights[0].name)

@@ -39,7 +39,7 @@ def require_reloads_streamed(
     Raises ReloadError.
     """
     assert compressed.weights is not None, "only a streamed walk keeps its results beside the model"
-    options = ModelOptions(dtype=str(dtype).removeprefix("torch."))  # type: ignore[arg-type]
+    options = ModelOptions(dtype=str(dtype).removeprefix("torch."))
     ours = open_streamed(options.model_copy(update={"path": str(source)}), device="cpu")
     size = ours.model.config.get_text_config().vocab_size
     ids = input_ids if input_ids is not None else torch.arange(10, 26)[None] % size

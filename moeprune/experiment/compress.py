@@ -56,6 +56,7 @@ def compress_file(model: str, config: Path, output: Path, *, overwrite: bool) ->
         device=options.runtime.device,
         batch_tokens=options.runtime.batch_tokens,
         layout=options.checkpoint.layout,
+        streaming=options.runtime.streaming,
         overwrite=overwrite,
         provenance={"config": {"model": {"path": model}, **options.model_dump(mode="json")}, "commit": commit()},
     )

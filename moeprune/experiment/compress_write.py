@@ -17,14 +17,13 @@ from moeprune.checkpoint.other_files import CARD, RECORD, sha256
 from moeprune.checkpoint.placement import Placement
 from moeprune.checkpoint.rewrite import Work, plan_work, write_work
 from moeprune.data.trajectories import TokenSet
-from moeprune.dense.export import Export
 from moeprune.dense.method import DenseMethod
-from moeprune.dense.reload import Reloaded, ReloadError, require_reloads
+from moeprune.dense.reload import Reloaded, ReloadError
 from moeprune.dense.report import DenseReport
-from moeprune.dense.walk import compress_model
 from moeprune.experiment.compress_card import card, named, record
+from moeprune.experiment.compress_walk import Streaming, Walked, walked
 from moeprune.experiment.console import progress, say
-from moeprune.models.loading import Dtype, device_of, pretrained, without_bars
+from moeprune.models.loading import Dtype, without_bars
 
 
 @dataclass(frozen=True)
@@ -59,41 +58,39 @@ def compress_checkpoint(
     device: str = "auto",
     batch_tokens: int = 8192,
     layout: Layout = "auto",
+    streaming: Streaming = "auto",
     overwrite: bool = False,
     provenance: Mapping[str, Any] | None = None,
 ) -> CompressReport:
     """The report of a checkpoint at `target` with the weights of `source` after all methods, in order.
 
     `target` appears whole, loaded once and compared, or not at all. Finished blocks are kept beside it until then, so
-    that a killed call goes on where it was. `dtype` and `device` are those of the model in memory; `provenance`
-    (`config`, `commit`) goes into moeprune.json.
+    that a killed call goes on where it was. `dtype` and `device` are those of the model in memory; with `streaming`
+    on, or auto where the model does not fit, one block at a time is. `provenance` (`config`, `commit`) goes into
+    moeprune.json.
     Raises InputError before the first block for methods, sources and targets that do not do.
     """
     started = time.monotonic()
     place = Placement(target, source=source, overwrite=overwrite)
     checkpoint = inventory(source)
-    on = device_of(device)
-    with without_bars():
-        model = pretrained(source, dtype, device=on).to(on)
-    export = Export(checkpoint, model, methods, layout=layout)
     state = place.target.with_name(f".{place.target.name}.moeprune-dense")
     say(f"dense: {'; '.join(map(named, methods))}")
-    with progress("compressing", unit="blocks") as advance:
-        done = compress_model(
-            model,
-            methods,
-            tokens,
-            batch_tokens=batch_tokens,
-            dtype=export.dtype,
-            state=state,
-            on_progress=advance,
-        )
-    describe_coverage(done.report)
-    work = plan_work(checkpoint, export.edits(done), config_edits=export.config_edits, texts=export.texts)
-    warnings = (*checkpoint.warnings, *done.report.warnings, *export.warnings, *work.warnings, *_left(checkpoint))
-    finish = _Finish(
-        checkpoint, model, done.report, methods, tokens, work, warnings, provenance or {}, packed=bool(export.schemes)
+    done = walked(
+        checkpoint,
+        methods,
+        tokens,
+        state=state,
+        dtype=dtype,
+        device=device,
+        batch_tokens=batch_tokens,
+        layout=layout,
+        streaming=streaming,
     )
+    export = done.export
+    describe_coverage(done.report)
+    work = plan_work(checkpoint, export.edits(done.compressed), config_edits=export.config_edits, texts=export.texts)
+    warnings = (*checkpoint.warnings, *done.report.warnings, *export.warnings, *work.warnings, *_left(checkpoint))
+    finish = _Finish(checkpoint, done, methods, tokens, work, warnings, provenance or {})
     with progress("writing", unit="bytes") as written:
         write_work(work, place, finish=finish, on_progress=written)
     shutil.rmtree(state, ignore_errors=True)
@@ -129,22 +126,19 @@ def _calibration(tokens: TokenSet | None) -> dict[str, Any]:
 
 
 class _Finish:
-    """Loads what was written, compares it with the model in memory, and writes the card and the record."""
+    """Loads what was written, compares it with what the walk made, and writes the card and the record."""
 
     def __init__(
         self,
         source: Inventory,
-        model: Any,
-        report: DenseReport,
+        done: Walked,
         methods: Sequence[DenseMethod],
         tokens: TokenSet | None,
         work: Work,
         warnings: Sequence[str],
         provenance: Mapping[str, Any],
-        *,
-        packed: bool,
     ) -> None:
-        self.source, self.model, self.report, self.methods, self.packed = source, model, report, methods, packed
+        self.source, self.done, self.methods = source, done, methods
         self.tokens, self.work, self.warnings, self.provenance = tokens, work, warnings, provenance
         self.reloaded: Reloaded | None = None
         self.sizes = {
@@ -157,12 +151,12 @@ class _Finish:
         unused = {tensor.name for tensor in self.source.tensors if tensor.target is None}
         try:
             with without_bars():
-                self.reloaded = require_reloads(directory, self.model, self.report, unused=unused)
+                self.reloaded = self.done.reload(directory, unused)
         except ReloadError as error:
             raise AuditError(str(error)) from error
         made = record(
             self.source,
-            self.report,
+            self.done.report,
             methods=self.methods,
             sizes=self.sizes,
             calibration=_calibration(self.tokens),
@@ -170,7 +164,7 @@ class _Finish:
             audit={"tensors": len(entries), "reload": "strict", **asdict(self.reloaded)},
             provenance=self.provenance,
         )
-        readme = card(made, self.source, packed=self.packed, warnings=self.warnings)
+        readme = card(made, self.source, packed=bool(self.done.export.schemes), warnings=self.warnings)
         return {CARD: readme, RECORD: json.dumps(made, indent=2, ensure_ascii=False, default=str) + "\n"}
 
     def _hashes(self, directory: Path) -> dict[str, str]:

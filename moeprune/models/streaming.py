@@ -98,7 +98,7 @@ class StreamedModel:
         return [name for name in self._slots if name.startswith(prefix + ".")]
 
     def fill(self, names: Iterable[str]) -> None:
-        """Read these parameters and buffers from disk; those that are there already stay. What is packed is unpacked."""
+        """Read these parameters and buffers from disk and unpack packed ones; those that are there already stay."""
         wanted = {self._source(name) for name in names if self._slots[name].is_empty}
         with without_bars():
             self._weights.load(wanted)

@@ -80,6 +80,7 @@ def test_auto_streams_what_does_not_fit_and_refuses_what_the_disk_does_not_hold(
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streaming", ["on", "off"])
 def test_killed_in_the_middle_it_ends_with_the_same_bytes(streaming, tmp_path):
     """Killed after one block, after three, and while it writes; the fourth call finishes."""

@@ -1,0 +1,170 @@
+"""The walk over a checkpoint's weights, in memory or one block at a time, and the way to compare what is written."""
+
+import math
+import shutil
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from moeprune.artifacts.errors import InputError
+from moeprune.checkpoint.inventory import Inventory
+from moeprune.checkpoint.options import Layout
+from moeprune.data.trajectories import TokenSet
+from moeprune.dense.export import Export
+from moeprune.dense.method import DenseMethod
+from moeprune.dense.order import chains
+from moeprune.dense.reload import Reloaded, require_reloads
+from moeprune.dense.reload_streamed import require_reloads_streamed
+from moeprune.dense.report import DenseReport
+from moeprune.dense.streamed import compress_streamed, foreseen_export
+from moeprune.dense.walk import Compressed, compress_model
+from moeprune.dense.weights import look
+from moeprune.experiment.console import progress, say
+from moeprune.models.layers import find_moe_layers
+from moeprune.models.loading import Dtype, ModelOptions, align, device_of, pretrained, without_bars
+from moeprune.models.memory import free_bytes
+from moeprune.models.streaming import affordable_tokens, affordable_tokens_in_memory, open_streamed
+
+Streaming = Literal["auto", "on", "off"]
+
+
+@dataclass(frozen=True)
+class Walked:
+    """What a walk made, before it is written."""
+
+    export: Export
+    compressed: Compressed
+    reload: Callable[
+        [Path, Collection[str]], Reloaded
+    ]  # compares a written directory; names transformers does not load
+
+    @property
+    def report(self) -> DenseReport:
+        return self.compressed.report
+
+
+def walked(
+    checkpoint: Inventory,
+    methods: Sequence[DenseMethod],
+    tokens: TokenSet | None,
+    *,
+    state: Path,
+    dtype: Dtype,
+    device: str,
+    batch_tokens: int,
+    layout: Layout,
+    streaming: Streaming,
+) -> Walked:
+    """The checkpoint's weights after all methods. On a CPU the bits do not depend on `streaming`.
+
+    state: where finished blocks lie until the caller removes it; without enough room there nothing is begun.
+    """
+    on = device_of(device)
+    if streams(checkpoint, dtype, on, streaming):
+        size = sum(tensor.entry.size for tensor in checkpoint.tensors)
+        say(f"dense: {size / 1e9:,.1f} GB of weights are read block by block")
+        return _streamed(checkpoint, methods, tokens, state, dtype, on, batch_tokens, layout)
+    return _in_memory(checkpoint, methods, tokens, state, dtype, on, batch_tokens, layout)
+
+
+def streams(checkpoint: Inventory, dtype: Dtype, device: str, streaming: Streaming) -> bool:
+    """Whether blocks are read one by one: when told to, or when the model and its result do not fit side by side."""
+    if streaming != "auto":
+        return streaming == "on"
+    wide = dtype == "float32" or (dtype == "auto" and device == "cpu")
+    weights = (4 if wide else 2) * sum(math.prod(shape) for shape in checkpoint.memory.shapes.values())
+    return 2 * weights > free_bytes(device)
+
+
+def _in_memory(
+    checkpoint: Inventory,
+    methods: Sequence[DenseMethod],
+    tokens: TokenSet | None,
+    state: Path,
+    dtype: Dtype,
+    device: str,
+    batch_tokens: int,
+    layout: Layout,
+) -> Walked:
+    with without_bars():
+        model = pretrained(checkpoint.directory, dtype, device=device).to(device)
+    align(model)
+    export = Export(checkpoint, model, methods, layout=layout)
+    require_room(export, model, methods, state)
+    if device == "cpu":  # no slower there, and what a streamed walk takes
+        batch_tokens = min(batch_tokens, affordable_tokens_in_memory(model, _moe_layers(checkpoint, model)))
+    with progress("compressing", unit="blocks") as advance:
+        done = compress_model(
+            model,
+            methods,
+            tokens,
+            batch_tokens=batch_tokens,
+            dtype=export.dtype,
+            state=state,
+            on_progress=advance,
+        )
+
+    def reload(directory: Path, unused: Collection[str]) -> Reloaded:
+        return require_reloads(directory, model, done.report, unused=unused)
+
+    return Walked(export, done, reload)
+
+
+def _streamed(
+    checkpoint: Inventory,
+    methods: Sequence[DenseMethod],
+    tokens: TokenSet | None,
+    state: Path,
+    dtype: Dtype,
+    device: str,
+    batch_tokens: int,
+    layout: Layout,
+) -> Walked:
+    streamed = open_streamed(ModelOptions(path=str(checkpoint.directory), dtype=dtype), device=device)
+    export = foreseen_export(streamed, checkpoint, methods, layout=layout)
+    require_room(export, streamed.model, methods, state)
+    batch_tokens = min(batch_tokens, affordable_tokens(streamed, _moe_layers(checkpoint, streamed.model)))
+    with progress("compressing", unit="blocks") as advance:
+        done = compress_streamed(
+            streamed, export, methods, tokens, state=state, batch_tokens=batch_tokens, on_progress=advance
+        )
+
+    def reload(directory: Path, unused: Collection[str]) -> Reloaded:
+        return require_reloads_streamed(
+            directory,
+            checkpoint.directory,
+            done,
+            dtype=export.dtype,
+            scratch=state / "waiting",
+            unused=unused,
+        )
+
+    return Walked(export, done, reload)
+
+
+def _moe_layers(checkpoint: Inventory, model: Any) -> list[Any]:
+    return find_moe_layers(model) if checkpoint.layers else []
+
+
+def require_room(export: Export, model: Any, methods: Sequence[DenseMethod], state: Path) -> None:
+    """Raises InputError when the disk of `state` has no room for the walk's results and, beside them, the checkpoint.
+
+    Results wait there as plain numbers in the checkpoint's dtype.
+    """
+    seen = look(model)
+    found = chains(seen, methods)
+    waiting = export.dtype.itemsize * sum(math.prod(weight.shape) for weight in seen.weights if weight.name in found)
+    there = sum(path.stat().st_size for path in state.rglob("*.safetensors")) if state.is_dir() else 0
+    before, after = export.replaced_bytes
+    written = sum(tensor.entry.size for tensor in export.checkpoint.tensors) - before + after
+    needed, free = max(0, waiting - there) + written, shutil.disk_usage(_existing(state)).free
+    if needed > free:
+        raise InputError(
+            f"{state.parent}: {needed / 2**30:.2f} GiB are needed there ({waiting / 2**30:.2f} of them until all "
+            f"blocks are done) and {free / 2**30:.2f} GiB are free; make room or give a directory on another disk"
+        )
+
+
+def _existing(path: Path) -> Path:
+    return next(parent for parent in path.absolute().parents if parent.exists())
