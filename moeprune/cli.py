@@ -155,7 +155,15 @@ def select(
     certificate: Annotated[bool, typer.Option("--certificate", help="Also a lower bound and the gap.")] = False,
     mix: Annotated[list[str] | None, typer.Option(help="NAME=WEIGHT; may be given again.")] = None,
     multiple_of: Annotated[int, typer.Option(help="Keep a multiple of this many.")] = 1,
+    floor: Annotated[str | None, typer.Option(help="A layer keeps at least this share (0.25) or count (8).")] = None,
+    ceiling: Annotated[str | None, typer.Option(help="A layer keeps at most this share or count.")] = None,
     must_keep: Annotated[list[str] | None, typer.Option(help="LAYER=3,7; may be given again.")] = None,
+    keep_at_least: Annotated[
+        list[str] | None, typer.Option(help="Share of routed tokens that must stay, or NAME=SHARE; may be given again.")
+    ] = None,
+    protect_super_experts: Annotated[
+        bool, typer.Option("--protect-super-experts", help="Experts with extreme outputs stay.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of the solver and of the random criterion.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -164,7 +172,9 @@ def select(
     from moeprune.experiment.steps import select_file
 
     hope = {"product": product, "normalise": normalise, "pairwise": False if no_pairwise else None}
-    budget = {"prune": prune, "scope": scope, "multiple_of": multiple_of, "must_keep": must_keep or []}
+    budget = {"prune": prune, "scope": scope, "multiple_of": multiple_of, "floor": floor, "ceiling": ceiling}
+    budget |= {"must_keep": must_keep or [], "keep_at_least": keep_at_least or []}
+    budget["protect_super_experts"] = protect_super_experts
     solving = {"name": solver, "certificate": certificate, "seed": seed}
     summary = select_file(
         statistics, output, criterion=criterion, hope=hope, budget=budget, solver=solving, mix=mix or []
@@ -348,13 +358,14 @@ def families(as_json: Json = False) -> None:
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
     format: Annotated[str, typer.Option("--format", help="html, md or csv.")] = "html",
+    together: Annotated[Path | None, typer.Option(help="Compare the runs in one report, in this directory.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a run's report again from what is on disk."""
+    """Write the report of runs and grids again from what is on disk, or one that compares runs."""
     _start(as_json)
     from moeprune.experiment.steps import report_runs
 
-    written = report_runs(runs, format=format)
+    written = report_runs(runs, format=format, together=together)
     for path in written[:-1]:
         print(path)
     _finish({"reports": written}, written[-1], as_json=as_json)

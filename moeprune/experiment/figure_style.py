@@ -15,6 +15,7 @@ DPI = 200
 # Okabe & Ito's colours, which stay apart under every common colour blindness.
 BLUE, SKY, VERMILLION, ORANGE = "#0072B2", "#56B4E9", "#D55E00", "#E69F00"
 GREEN, PURPLE, YELLOW, GREY = "#009E73", "#CC79A7", "#F0E442", "#8C8C8C"
+VIOLET, SLATE = "#7B68C8", "#6A8CAF"  # for the variants of HOPE, beside its blues
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,10 @@ _STYLES = {
 _HOPE_STYLES = {
     ("norms", "all_tokens"): MethodStyle(BLUE, "o"),
     ("norms", "co_selected"): MethodStyle(SKY, "o"),
-    ("outputs", "all_tokens"): MethodStyle(BLUE, "P", "///"),
-    ("outputs", "co_selected"): MethodStyle(SKY, "P", "///"),
+    ("outputs", "all_tokens"): MethodStyle(VIOLET, "P", "///"),
+    ("outputs", "co_selected"): MethodStyle(VIOLET, "H", "xxx"),
 }
+_DIAGONAL = dict(zip(_HOPE_STYLES, "Dsdp", strict=True))  # markers
 _OTHERS = (MethodStyle(PURPLE, "8", "..."), MethodStyle(GREEN, "H", "..."), MethodStyle(VERMILLION, "d", "..."))
 _NAMES = {"reap": "REAP", "reap_l2": "REAP-L2", "ean": "EAN", "man": "MAN", "msan": "MSAN", "ean_ca": "EAN-CA"}
 _NAMES |= {"hope": "HOPE", "mone": "MoNE", "weighted_ean": "weighted EAN", "gate_sum": "gate sum", "file": "given set"}
@@ -72,11 +74,8 @@ def method_style(criterion: Mapping[str, Any]) -> MethodStyle:
     """The style of a criterion (its options as in a plan); the same in every report."""
     name = str(criterion.get("name", ""))
     if name == "hope":
-        style = _HOPE_STYLES[_hope_kind(criterion)]
-        diagonal = MethodStyle(
-            style.color, "8" if style.marker == "o" else "H", "..." if style.marker == "o" else "xxx"
-        )
-        return style if criterion.get("pairwise", True) else diagonal
+        kind = _hope_kind(criterion)
+        return _HOPE_STYLES[kind] if criterion.get("pairwise", True) else MethodStyle(SLATE, _DIAGONAL[kind], "...")
     return _STYLES.get(name) or _OTHERS[sum(map(ord, name)) % len(_OTHERS)]
 
 

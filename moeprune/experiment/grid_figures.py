@@ -3,16 +3,18 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from moeprune.experiment.figure_style import WIDTH, MethodStyle, Theme
 from moeprune.experiment.figures import columns_of
+from moeprune.experiment.numbers import rough
 from moeprune.experiment.run_record import Measure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import XAxis, YAxis
     from matplotlib.figure import Figure
 
 DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
@@ -43,7 +45,8 @@ def curves(
     columns = columns_of(len(panels), widest=3)
     rows = math.ceil(len(panels) / columns)
     settings = list(dict.fromkeys(setting for lines in panels.values() for _, setting in lines))
-    figure = Figure(figsize=(WIDTH, rows * 2.25 + 0.6 + 0.2 * _legend_rows(styles, settings)), layout="constrained")
+    handles = _handles(styles, settings, theme)
+    figure = Figure(figsize=(WIDTH, rows * 2.25 + 0.6 + 0.2 * _legend_rows(handles)), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes, (title, lines) in zip(grid.flat, panels.items()):
         spread = _spread(lines)
@@ -53,7 +56,7 @@ def curves(
         axes.set_title(title, loc="left")
         if logarithmic[title]:
             axes.set_yscale("log")
-            _plain_log(axes)
+            _plain_log(axes.yaxis, *axes.get_ylim())
         else:
             axes.set_ylim(-0.03, 1.03)
         shares = sorted({share for points in lines.values() for share in points})
@@ -62,7 +65,7 @@ def curves(
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     figure.supxlabel("experts pruned", fontsize=9)
-    figure.legend(handles=_handles(styles, settings, theme), loc="outside upper left", ncols=4)
+    figure.legend(handles=handles, loc="outside upper left", ncols=_legend_columns(handles))
     return figure
 
 
@@ -98,8 +101,13 @@ def _line(
     )
 
 
-def heat_map(rows: Mapping[str, Mapping[str, float]], domains: Sequence[str], theme: Theme) -> "Figure":
-    """KL of every row (method, ratio, setting) on every domain, in a logarithmic scale, the worst domain framed."""
+def heat_map(
+    rows: Mapping[str, Mapping[str, float]], domains: Sequence[str], theme: Theme, *, breaks: Sequence[int] = ()
+) -> "Figure":
+    """KL of every row (method, ratio, setting) on every domain, in a logarithmic scale, the worst domain framed.
+
+    breaks: numbers of the rows that a gap stands before.
+    """
     import matplotlib as mpl
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
@@ -117,12 +125,14 @@ def heat_map(rows: Mapping[str, Mapping[str, float]], domains: Sequence[str], th
     for y, x in np.ndindex(*values.shape):
         if np.isfinite(values[y, x]):
             dark = float(norm(values[y, x])) < 0.55
-            axes.text(x, y, f"{values[y, x]:.2g}", ha="center", va="center", fontsize=size, color="w" if dark else "k")
+            axes.text(x, y, rough(values[y, x]), ha="center", va="center", fontsize=size, color="w" if dark else "k")
     for y, row in enumerate(values):
         if np.isfinite(row).any():
             worst = int(np.nanargmax(row))
             frame: dict[str, Any] = {"fill": False, "edgecolor": "#D55E00", "linewidth": 2.0}
             axes.add_patch(Rectangle((worst - 0.47, y - 0.44), 0.94, 0.88, **frame))
+    for y in breaks:
+        axes.axhline(y - 0.5, color=theme.paper, linewidth=4, zorder=0.5)
     axes.set_xticks(range(len(domains)), domains)
     axes.xaxis.tick_top()
     axes.set_yticks(range(len(rows)), list(rows), fontsize=size)
@@ -170,6 +180,7 @@ def scatter(
     xlabel: str,
     ylabels: Mapping[str, str],
     logarithmic_y: Mapping[str, bool],
+    xscale: Literal["linear", "log"] = "linear",
     base: Mapping[str, Point] | None = None,
 ) -> "Figure":
     """A panel per title; a mark per run with its interval, the unpruned model as a star where it is given."""
@@ -177,7 +188,10 @@ def scatter(
 
     columns = columns_of(len(panels), widest=2)
     rows = math.ceil(len(panels) / columns)
-    height = rows * 2.7 + 0.5 + 0.2 * _legend_rows(styles, [])
+    handles = _handles(styles, [], theme)
+    if base:
+        handles.append(_handle("unpruned", MethodStyle(theme.ink, "*"), theme, linestyle="", size=11))
+    height = rows * 2.7 + 0.5 + 0.2 * _legend_rows(handles)
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes, (title, points) in zip(grid.flat, panels.items()):
@@ -188,17 +202,17 @@ def scatter(
             axes.plot(origin.x, origin.y.value, "*", color=theme.ink, markersize=12, linestyle="", zorder=5)
         axes.set_title(title, loc="left")
         axes.set_ylabel(ylabels[title])
+        if xscale == "log":
+            axes.set_xscale("log")
+            _plain_log(axes.xaxis, *axes.get_xlim())
         if logarithmic_y[title]:
             axes.set_yscale("log")
-            _plain_log(axes)
+            _plain_log(axes.yaxis, *axes.get_ylim())
         axes.grid(True)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     figure.supxlabel(xlabel, fontsize=9)
-    handles = _handles(styles, [], theme)
-    if base:
-        handles.append(_handle("unpruned", MethodStyle(theme.ink, "*"), theme, linestyle="", size=11))
-    figure.legend(handles=handles, loc="outside upper left", ncols=5)
+    figure.legend(handles=handles, loc="outside upper left", ncols=_legend_columns(handles))
     return figure
 
 
@@ -245,17 +259,26 @@ def _handle(name: str, style: MethodStyle, theme: Theme, *, linestyle: Any, size
     )
 
 
-def _legend_rows(styles: Mapping[str, MethodStyle], settings: Sequence[str]) -> int:
-    return math.ceil((len(styles) + (len(settings) if len(settings) > 1 else 0)) / 4)
+def _legend_columns(handles: Sequence[Any]) -> int:
+    """As many columns as the labels leave room for; matplotlib fills them one after the other, evenly."""
+    lengths = [len(handle.get_label()) for handle in handles]
+    for columns in range(min(5, len(lengths)), 1, -1):
+        widest = [int(column.max()) for column in np.array_split(lengths, columns)]
+        if sum(0.07 * length + 0.55 for length in widest) <= WIDTH:
+            return columns
+    return 1
 
 
-def _plain_log(axes: "Axes") -> None:
+def _legend_rows(handles: Sequence[Any]) -> int:
+    return math.ceil(len(handles) / _legend_columns(handles))
+
+
+def _plain_log(axis: "XAxis | YAxis", low: float, high: float) -> None:
     """Log ticks as plain numbers (0.1, 0.3, 1), as many as there is room for."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    low, high = axes.get_ylim()
     decades = math.log10(high / low)
     steps = (1.0, 2.0, 5.0) if decades < 1.2 else (1.0, 3.0) if decades < 2.6 else (1.0,)
-    axes.yaxis.set_major_locator(LogLocator(10, subs=steps, numticks=20))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axis.set_major_locator(LogLocator(10, subs=steps, numticks=20))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())

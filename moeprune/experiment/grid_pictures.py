@@ -1,6 +1,6 @@
 """Figures of a grid's report, with their captions; a sentence where the grid does not hold what a figure needs."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moeprune.experiment import grid_figures as figures
 from moeprune.experiment.figure_style import Theme
@@ -58,20 +58,22 @@ def worst_domains(grid: Grid) -> Section:
     """KL of every method and ratio on every domain."""
     title = "Worst domains"
     rows: dict[str, dict[str, float]] = {}
-    ordered = sorted(grid.groups().items(), key=lambda item: (item[0][1], item[0][2], item[0][0]))
-    for group, members in ordered:
+    ratios: list[tuple[str, float]] = []  # setting and ratio of every row
+    for group, members in sorted(grid.groups().items(), key=lambda item: (item[0][1], item[0][2])):
         values = {domain: repeated(members, f"fidelity/kl/{domain}") for domain in grid.domains}
         known = {domain: value.value for domain, value in values.items() if value}
         if known and max(known.values()) > 0:
             rows[group_label(group)] = known
+            ratios.append(group[1:])
     if not rows:
         return Section(title, [Paragraph("No KL was measured.")])
     shown = dict(list(rows.items())[:ROWS])
+    breaks = [i for i in range(1, len(shown)) if ratios[i] != ratios[i - 1]]
     cut = f" The first {ROWS} of {len(rows)} rows are shown; the csv has all." if len(rows) > ROWS else ""
     caption = f"**KL on every domain**, means over repeated runs; the frame marks the worst domain of each row.{cut}"
 
     def draw(theme: Theme) -> "Figure":
-        return figures.heat_map(shown, grid.domains, theme)
+        return figures.heat_map(shown, grid.domains, theme, breaks=breaks)
 
     return Section(title, [Picture("worst-domains", draw, "Heat map of KL by method, ratio and domain", caption)])
 
@@ -114,11 +116,15 @@ def objectives(grid: Grid) -> Section:
         "over layers. Damage: KL in nats per token, mean over the evaluated domains that calibration saw (over all, "
         "where it saw none)."
     )
-    ylabels, logs = dict.fromkeys(panels, "KL (nats per token)"), dict.fromkeys(panels, True)
+    look: dict[str, Any] = {
+        "ylabels": dict.fromkeys(panels, "KL (nats per token)"),
+        "logarithmic_y": dict.fromkeys(panels, True),
+        "xlabel": "cost of the pruned set / cost of pruning all",
+        "xscale": "log" if all(point.x > 0 for points in panels.values() for point in points) else "linear",
+    }
 
     def draw(theme: Theme) -> "Figure":
-        xlabel = "cost of the pruned set / cost of pruning all"
-        return figures.scatter(panels, grid.methods, theme, xlabel=xlabel, ylabels=ylabels, logarithmic_y=logs)
+        return figures.scatter(panels, grid.methods, theme, **look)
 
     parts: list[Part] = [Paragraph("; ".join(sentences) + ".")] if sentences else []
     return Section(title, [*parts, Picture("objectives", draw, "Scatter of cost against KL for every run", caption)])
@@ -142,12 +148,15 @@ def sizes(grid: Grid) -> Section:
     base: dict[str, figures.Point] = {}
     largest = max((run.metrics.get("size/bytes/base", 0.0) for run in grid.done), default=0.0)
     unit, scale = ("GB", 1e9) if largest >= 1e9 else ("MB", 1e6)
+    middle, step = (len(grid.methods) - 1) / 2, 0.008 * largest / scale
+    apart = {method: step * (number - middle) for number, method in enumerate(grid.methods)}
     for name, words in {"size/bytes": "weights on disk", "speed/peak_memory": "peak memory"}.items():
         for run in grid.done:
             size, damage = measure(run.metrics, name), damage_of(run)
             if size is None:
                 continue
-            method, x = grid.names[run.name], size.value / scale
+            method = grid.names[run.name]
+            x = size.value / scale + apart[method]
             if damage is not None:
                 panels.setdefault(f"KL against {words}", []).append(figures.Point(method, x, Measure(damage)))
             for task in grid.tasks:
@@ -164,11 +173,11 @@ def sizes(grid: Grid) -> Section:
     ylabels = {panel: "KL (nats per token)" if logs[panel] else "accuracy" for panel in panels}
     caption = (
         "**Size against quality**, a mark per run; KL as above, accuracy with its 95 % interval. The star is the "
-        "unpruned model. Lower left (KL) and upper left (accuracy) are better."
+        "unpruned model. Lower left (KL) and upper left (accuracy) are better. Methods are set apart a little."
     )
+    look: dict[str, Any] = {"xlabel": f"size ({unit})", "ylabels": ylabels, "logarithmic_y": logs, "base": base}
 
     def draw(theme: Theme) -> "Figure":
-        look = {"xlabel": f"size ({unit})", "ylabels": ylabels, "logarithmic_y": logs, "base": base}
-        return figures.scatter(panels, grid.methods, theme, **look)  # type: ignore[arg-type]
+        return figures.scatter(panels, grid.methods, theme, **look)
 
     return Section(title, [Picture("sizes", draw, "Scatter of model size against quality", caption)])

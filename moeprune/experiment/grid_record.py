@@ -103,6 +103,11 @@ class Grid:
         return sorted(found, key=lambda domain: (-means[domain], domain))
 
     @cached_property
+    def calibrated(self) -> list[str]:
+        """Evaluated domains that every run was also calibrated on."""
+        return [d for d in self.domains if all(run.record and d in run.record.calibrated for run in self.done)]
+
+    @cached_property
     def tasks(self) -> list[str]:
         return sorted({name for run in self.done for name in task_names(run.metrics) if "." not in name})
 
@@ -141,12 +146,13 @@ def _differs(key: str, values: Sequence[str]) -> bool:
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:
-    """Dotted key -> its shortest ending that no other key has."""
+    """Dotted key -> its shortest ending that no other key has; a section's name is called like the section."""
     short = {}
-    for key in keys:
-        parts = key.split(".")
+    shown = [key.removesuffix(".name") for key in keys]
+    for key, name in zip(keys, shown):
+        parts = name.split(".")
         endings = [".".join(parts[-count:]) for count in range(1, len(parts) + 1)]
-        unique = [e for e in endings if sum(other == e or other.endswith(f".{e}") for other in keys) == 1]
+        unique = [e for e in endings if sum(other == e or other.endswith(f".{e}") for other in shown) == 1]
         short[key] = unique[0] if unique else key
     return short
 

@@ -8,7 +8,7 @@ from moeprune.artifacts.files import write_text
 from moeprune.experiment import grid_pictures, grid_tables
 from moeprune.experiment.grid_record import Grid, read_grid, read_runs
 from moeprune.experiment.grid_statistics import FEW, Standings, repeated, standings
-from moeprune.experiment.numbers import listed, percent, rough
+from moeprune.experiment.numbers import listed, percent, rough, share
 from moeprune.experiment.report import save_report
 from moeprune.experiment.report_parts import Report, Section, Tiles
 
@@ -76,8 +76,17 @@ def verdict(grid: Grid, found: Standings | None) -> str:
         f"{best.method} ranks best by KL (mean rank {best.rank.measure} of {len(found.methods)} methods), {lead} "
         f"{second.method} ({second.rank.measure})"
     )
-    costs = [_worst_cost(grid, best.method), *_best_accuracies(grid, found)]
+    costs = [_worst_cost(grid, best.method), _best_on_seen(found), *_best_accuracies(grid, found)]
     return f"{sentence}; {'; '.join(filter(None, costs))}{rest}."
+
+
+def _best_on_seen(found: Standings) -> str:
+    """Who is best where calibration looked, when that is not everywhere."""
+    ranked = [(standing.rank_seen, standing) for standing in found.methods if standing.rank_seen]
+    if not ranked:
+        return ""
+    rank, best = min(ranked, key=lambda pair: pair[0].measure.value)
+    return f"on {listed(found.seen)}, which calibration saw, {best.method} ranks best ({rank.measure})"
 
 
 def _worst_cost(grid: Grid, method: str) -> str:
@@ -95,10 +104,12 @@ def _worst_cost(grid: Grid, method: str) -> str:
 def _best_accuracies(grid: Grid, found: Standings) -> list[str]:
     words = []
     for task in grid.tasks:
-        known = {s.method: a.measure for s in found.methods if (a := s.accuracies[task])}
+        known = {s.method: a for s in found.methods if (a := s.accuracies[task])}
         if known:
-            top = max(known, key=lambda name: known[name].value)
-            words.append(f"{task} accuracy is highest with {top} ({known[top].as_share})")
+            top = max(known, key=lambda name: known[name].measure.value)
+            level = sum(score.level for score in known.values())
+            others = f", not clearly above {level} other{'s' if level > 1 else ''}" if level else ""
+            words.append(f"{task} accuracy is highest with {top} ({share(known[top].measure.value)}{others})")
     return words
 
 

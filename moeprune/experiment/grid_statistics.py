@@ -38,6 +38,7 @@ class Standing:
 
     method: str
     rank: Score  # mean rank by KL over conditions and domains, 1 is best
+    rank_seen: Score | None  # the same over the domains that calibration saw, where that is some of them
     wins: int  # (condition, domain) pairs in which its KL is the lowest
     relative: Score  # KL divided by the lowest of the condition and domain, geometric mean
     relative_worst: Score  # the same for the KL of the worst domain
@@ -51,6 +52,7 @@ class Standings:
     methods: tuple[Standing, ...]
     conditions: int
     domains: int
+    seen: tuple[str, ...]  # the domains that calibration saw, where that is some of them
     left_out: int  # conditions that not every method was measured under
 
 
@@ -69,7 +71,11 @@ def standings(grid: Grid, *, seed: int = 0) -> Standings | None:
         return None
     draws = _draws(len(blocks), seed)
     worst = kls.max(axis=2)
-    ranks = np.apply_along_axis(_ranks, 1, kls).mean(axis=2)  # (conditions, methods)
+    each = np.apply_along_axis(_ranks, 1, kls)  # (conditions, methods, domains)
+    ranks, seen = each.mean(axis=2), [domains.index(domain) for domain in grid.calibrated]
+    if len(seen) == len(domains):
+        seen = []
+    seen_ranks = _scores(each[:, :, seen].mean(axis=2), draws) if seen else None
     excess = np.log(kls / kls.min(axis=1, keepdims=True)).mean(axis=2)
     excess_worst = np.log(worst / worst.min(axis=1, keepdims=True))
     columns = [
@@ -83,6 +89,7 @@ def standings(grid: Grid, *, seed: int = 0) -> Standings | None:
         Standing(
             method=name,
             rank=columns[0][i],
+            rank_seen=seen_ranks[i] if seen_ranks else None,
             wins=int(lowest[i]),
             relative=columns[1][i],
             relative_worst=columns[2][i],
@@ -92,7 +99,7 @@ def standings(grid: Grid, *, seed: int = 0) -> Standings | None:
     ]
     found.sort(key=lambda standing: standing.rank.measure.value)
     left_out = len({grid.condition(run) for run in grid.done}) - len(blocks)
-    return Standings(tuple(found), len(blocks), len(domains), left_out)
+    return Standings(tuple(found), len(blocks), len(domains), tuple(domains[i] for i in seen), left_out)
 
 
 def _task_scores(
@@ -133,7 +140,7 @@ def _scores(
     scores = []
     for index, mean in enumerate(means):
         ends = (mean, mean) if resampled is None else np.quantile(resampled[:, index], [0.025, 0.975])
-        shown = [math.exp(v) if as_ratio else -v if negated else v for v in (mean, *ends)]
+        shown = [math.exp(v) if as_ratio else 0.0 - v if negated else v for v in (mean, *ends)]
         low, high = (None, None) if resampled is None else sorted(map(float, shown[1:]))
         level = resampled is not None and float(np.quantile(resampled[:, index] - resampled[:, best], 0.025)) <= 0
         top = bool(mean == means[best])

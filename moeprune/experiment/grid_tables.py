@@ -5,7 +5,7 @@ import io
 
 from moeprune.experiment.grid_record import ABSENT, Grid, GridRun, short_keys
 from moeprune.experiment.grid_statistics import FEW, Score, Standings, repeated
-from moeprune.experiment.numbers import percent
+from moeprune.experiment.numbers import listed, percent
 from moeprune.experiment.report_parts import Cell, Paragraph, Part, Section, Table
 from moeprune.experiment.run_record import measure
 
@@ -58,6 +58,7 @@ def ranks(grid: Grid, found: Standings | None) -> Section:
         [
             s.method,
             _cell(s.rank, s.rank.measure),
+            *([_cell(s.rank_seen, s.rank_seen.measure)] if s.rank_seen else []),
             f"{s.wins} of {pairs}",
             _cell(s.relative, s.relative.measure, sign="×"),
             _cell(s.relative_worst, s.relative_worst.measure, sign="×"),
@@ -80,6 +81,9 @@ def ranks(grid: Grid, found: Standings | None) -> Section:
     if found.left_out:
         note += f" Conditions that not every method was measured under are left out: {found.left_out}."
     names = ["Method", "#Mean rank", "#Lowest KL in", "#KL against the best", "#On the worst domain"]
+    if found.seen:
+        names.insert(2, f"#Rank on {listed(found.seen)}")
+        note += f" Calibration saw {listed(found.seen)} alone: on the other domains ranks tell what was lost by chance."
     return Section(title, [Table([*names, *(f"#{task} accuracy" for task in grid.tasks)], rows, note)])
 
 
@@ -92,9 +96,7 @@ def by_ratio(grid: Grid) -> Section:
     groups = grid.groups()
     settings = {setting for _, setting, _ in groups}
     rows: list[list[str | Cell]] = []
-    for (method, setting, ratio), members in sorted(
-        groups.items(), key=lambda item: (item[0][2], item[0][1], item[0][0])
-    ):
+    for (method, setting, ratio), members in sorted(groups.items(), key=lambda item: (item[0][2], item[0][1])):
         row: list[str | Cell] = [percent(ratio, places=1), method]
         if settings != {""}:
             row.append(setting or "as in base")

@@ -95,9 +95,29 @@ def _directory(path: Path) -> Description:
     ]
     lines += [f"{la.name}: {la.num_experts} experts, top-{la.top_k}; {la.routing}" for la in checkpoint.layers]
     if (path / "moeprune.json").is_file():
-        lines.append("pruned by moeprune; the plan and config are in moeprune.json")
         data["moeprune"] = read_json(path / "moeprune.json")
+        lines += _made(data["moeprune"])
     return lines, data
+
+
+def _made(record: Mapping[str, Any]) -> list[str]:
+    """What moeprune did to a checkpoint, by its moeprune.json."""
+    base = record.get("base_model", {}).get("name") or "-"
+    lines = []
+    if record.get("plan"):
+        layers = record["plan"]["layers"]
+        experts = sum(layer["num_experts"] for layer in layers)
+        gone = experts - sum(len(layer["kept"]) for layer in layers)
+        lines.append(f"{gone:,} of {experts:,} experts pruned from {base}; the plan and config are in moeprune.json")
+    for done in record.get("dense", []):
+        methods = ", ".join(str(method["name"]) for method in done["methods"])
+        changed = [row for row in done["coverage"] if not str(row["methods"]).startswith("unchanged")]
+        weights, parameters = (sum(row[name] for row in changed) for name in ("weights", "parameters"))
+        lines.append(
+            f"weights compressed by {methods}: {weights:,} weights with {parameters:,} parameters; the coverage table "
+            "and config are in moeprune.json"
+        )
+    return lines
 
 
 def families_table() -> Description:

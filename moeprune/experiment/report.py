@@ -1,5 +1,7 @@
 """The report of one run: report.html (self-contained), report.md and figures/*.png, from the run directory alone."""
 
+import csv
+import io
 from collections.abc import Collection
 from pathlib import Path
 
@@ -9,17 +11,21 @@ from moeprune.experiment import report_pictures, report_result, report_summary
 from moeprune.experiment.report_parts import Report, render
 from moeprune.experiment.run_record import RunRecord, read_run
 
-FORMATS = ("html", "md")
+FORMATS = ("html", "md")  # what a run leaves; report.csv is written when it is asked for
 
 
 def write_report(run_dir: Path, *, formats: Collection[str] = FORMATS) -> Path:
-    """The path of report.html (or of report.md alone), written into the run directory; Markdown brings figures/*.png.
+    """The path of the first of html, md, csv that was asked for, in the run directory; Markdown brings figures/*.png.
 
     Reads config.yaml, run.json, plan.json, baselines/*/plan.json, metrics.json and the statistics file that run.json
     names; what is not there is said in the report. Raises InputError when the directory is no run directory.
     """
     record = read_run(run_dir)
-    return save_report(run_report(record), record.directory, formats=formats)[0]
+    written = save_report(run_report(record), record.directory, formats=formats) if {*formats} - {"csv"} else []
+    if "csv" in formats:
+        written.append(record.directory / "report.csv")
+        write_text(written[-1], as_csv(record))
+    return written[0]
 
 
 def run_report(record: RunRecord) -> Report:
@@ -31,11 +37,27 @@ def run_report(record: RunRecord) -> Report:
         report_result.methods(record),
         report_pictures.pictures(record),
         details.layers(record),
+        details.compression(record),
         details.data(record),
         details.warnings(record),
         details.provenance(record),
     ]
-    return Report(record.name, _subtitle(record), report_summary.verdict(record), sections)
+    verdict = report_summary.verdict(record)
+    return Report(record.name, _subtitle(record), verdict, [section for section in sections if section])
+
+
+def as_csv(record: RunRecord) -> str:
+    """One line a measure: method (the run's own first), metric, value, interval, the unpruned model's value."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["method", "criterion", "metric", "value", "ci_low", "ci_high", "base"])
+    for method in record.methods:
+        for name in method.metrics:
+            found = None if name.endswith(("/ci_low", "/ci_high", "/base")) else method.measure(name)
+            if found is not None and "/base/" not in name:
+                ends = ["" if value is None else value for value in (found.low, found.high, found.base)]
+                writer.writerow([method.label or record.name, method.name, name, found.value, *ends])
+    return out.getvalue()
 
 
 def save_report(report: Report, directory: Path, *, formats: Collection[str] = FORMATS) -> list[Path]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from moeprune.artifacts.plan import LayerPlan
-from moeprune.experiment.numbers import duration, number, percent
+from moeprune.experiment.numbers import amount, data_size, duration, number, percent
 from moeprune.experiment.report_parts import Bullets, Cell, Code, Paragraph, Part, Section, Table
 from moeprune.experiment.run_record import STAGES, RunRecord
 from moeprune.selection.stability import UNSTABLE
@@ -61,6 +61,39 @@ def layers(record: RunRecord) -> Section:
 def _regret(stability: Mapping[str, float] | None) -> str:
     regrets = [value for name, value in (stability or {}).items() if name.startswith("regret")]
     return percent(max(regrets), places=1) if regrets else "–"
+
+
+def compression(record: RunRecord) -> Section | None:
+    """What the dense stage did to which weights, and how the checkpoint loads again; None for runs without one."""
+    entry = record.stages.get("dense")
+    if entry is None:
+        return None
+    rows: list[list[str | Cell]] = [
+        [
+            row["role"].replace("_", " ").replace("-", "–"),
+            row["methods"],
+            f"{row['weights']:,}",
+            amount(row["parameters"]),
+            *_measured(entry.get("counts", {}), row),
+            f"`{row['example']}`",
+        ]
+        for row in entry.get("coverage", [])
+    ]
+    columns = ["Role", "Method", "#Weights", "#Parameters", "#Zeros", "#Bits", "For example"]
+    sizes = f"{data_size(entry['bytes'])} of {data_size(entry['bytes_base'])} on disk"
+    note = (
+        f"The pruned model's weights were compressed in {duration(entry['seconds'])}: {sizes}. The checkpoint was "
+        "loaded again and compared weight by weight before it was put in place; quality is measured on what loads."
+    )
+    return Section("Dense weights", [Table(columns, rows, note)])
+
+
+def _measured(counts: Mapping[str, float], row: Mapping[str, Any]) -> list[str]:
+    """The share of zeros and the bits a compressed weight of this role takes."""
+    if str(row["methods"]).startswith("unchanged"):
+        return ["–", "–"]
+    zeros, bits = (counts.get(f"dense/{row['role']}/{name}") for name in ("sparsity", "bits"))
+    return ["–" if zeros is None else percent(zeros, places=1), "–" if bits is None else number(bits)]
 
 
 def data(record: RunRecord) -> Section:
@@ -144,7 +177,8 @@ def warnings(record: RunRecord) -> Section:
 
 
 def _unfinished(record: RunRecord) -> list[str]:
-    left_out = [f"`{stage}`" for stage in STAGES[:-1] if stage not in record.stages]
+    asked = [stage for stage in STAGES[:-1] if stage != "dense" or record.section("dense")]
+    left_out = [f"`{stage}`" for stage in asked if stage not in record.stages]
     items = [f"**Unfinished**: the run has not done {', '.join(left_out)}"] if left_out else []
     expected = {"select": "plan.json", "evaluate": "metrics.json"}
     optional = {name for stage, name in expected.items() if stage not in record.stages}

@@ -15,7 +15,7 @@ from moeprune.artifacts.statistics import LayerStatistics, RoutingStatistics
 from moeprune.experiment.figure_style import MethodStyle, method_names, method_style
 from moeprune.experiment.numbers import interval, share
 
-STAGES = ("record", "select", "prune", "evaluate", "report")
+STAGES = ("record", "select", "prune", "dense", "evaluate", "report")  # dense: only of runs that have `dense:`
 TOTALS = ("mean", "worst")  # fidelity/kl/<these> are over domains
 
 
@@ -122,8 +122,8 @@ class RunRecord:
 
     @cached_property
     def sizes(self) -> dict[str, float]:
-        """Size metrics; those of the prune stage when the run was not evaluated."""
-        entry = self.stages.get("prune", {})
+        """Size metrics; those of the stage that made the checkpoint when the run was not evaluated."""
+        entry = self.stages.get("dense") or self.stages.get("prune", {})
         found: dict[str, float] = {}
         for name in ("parameters", "bytes"):
             if entry.get(name) is not None and entry.get(f"{name}_base"):

@@ -75,7 +75,7 @@ def select_file(
     require_writable(output, ".json")
     value = {
         "criterion": _criterion(criterion, hope, int(solver["seed"])),
-        "budget": {**budget, "prune": parse_scalar(str(budget["prune"])), "must_keep": _must_keep(budget["must_keep"])},
+        "budget": _budget(budget),
         "solver": dict(solver),
         "mix": _mix(mix),
     }
@@ -165,24 +165,23 @@ def _teacher_and_student(
     return inputs, Inputs(validate(RunConfig, {"model": {"path": model}}, place="evaluate"))
 
 
-def report_runs(runs: Sequence[Path], *, format: str) -> list[Path]:
-    """Write the reports of runs and grids again; returns the files in the wanted format."""
+def report_runs(runs: Sequence[Path], *, format: str, together: Path | None = None) -> list[Path]:
+    """Write the reports of runs and grids again, or one comparison of runs; returns the files in the wanted format."""
     from moeprune.experiment.grid_report import write_comparison, write_grid_report
     from moeprune.experiment.report import write_report
 
     if format not in ("html", "md", "csv"):
         raise InputError(f"--format {format}: one of html, md, csv")
+    if together is not None:
+        return [write_comparison(runs, together, formats=(format,))]
     written = []
     for directory in runs:
         if (directory / "grid.json").is_file():
             written.append(write_grid_report(directory, formats=(format,)))
         elif not (directory / "run.json").is_file():
             raise InputError(f"{directory}: no run.json or grid.json; give the directory of a run or of a grid")
-        elif format == "csv":
-            written.append(write_comparison([directory], directory, formats=("csv",)))
         else:
-            write_report(directory)
-            written.append(directory / f"report.{format}")
+            written.append(write_report(directory, formats=(format,)))
     return written
 
 
@@ -223,6 +222,22 @@ def _mix(entries: Sequence[str]) -> dict[str, float]:
             raise InputError(f"--mix {name}: given twice; give each domain one weight")
         weights[name] = _number(weight, f"--mix {name}")
     return weights
+
+
+def _budget(typed: Values) -> dict[str, Any]:
+    """The section `selection.budget` from what was typed: numbers keep their point, which tells shares from counts."""
+    numbers = {key: parse_scalar(typed[key]) for key in ("prune", "floor", "ceiling") if typed[key] is not None}
+    lists = {"must_keep": _must_keep(typed["must_keep"]), "keep_at_least": _keep_at_least(typed["keep_at_least"])}
+    rest = {key: value for key, value in typed.items() if key not in ("prune", "floor", "ceiling")}
+    return {**rest, **numbers, **lists}
+
+
+def _keep_at_least(entries: Sequence[str]) -> float | dict[str, float] | None:
+    if not entries:
+        return None
+    if len(entries) == 1 and "=" not in entries[0]:
+        return _number(entries[0], "--keep-at-least")
+    return {name: _number(share, f"--keep-at-least {name}") for name, share in map(_named, entries)}
 
 
 def _must_keep(entries: Sequence[str]) -> dict[str, list[int]]:

@@ -75,6 +75,10 @@ def test_differing_fields(whole: Path) -> None:
         "calibration.seed",
     ]
     assert {grid.setting(run) for run in grid.runs} == {""}
+    assert short_keys(["selection.criterion.name", "selection.solver.name"]) == {
+        "selection.criterion.name": "criterion",
+        "selection.solver.name": "solver",
+    }
     assert short_keys(["a.b.seed", "c.seed", "c.prune"]) == {
         "a.b.seed": "b.seed",
         "c.seed": "c.seed",
@@ -123,6 +127,10 @@ def test_standings_against_a_naive_count(whole: Path) -> None:
         assert standing.wins == wins
         assert standing.relative.measure.value == pytest.approx(math.exp(np.mean(logs)))
         assert standing.rank.measure.low <= standing.rank.measure.value <= standing.rank.measure.high
+        seen = [(c, d) for c, d in pairs if d != "prose"]  # calibration saw agent and python
+        ranks = [1 + sum(kl[m, c, d] < kl[standing.method, c, d] for m in grid.methods) for c, d in seen]
+        assert standing.rank_seen.measure.value == pytest.approx(np.mean(ranks))
+    assert set(found.seen) == {"agent", "python"}
     values = [standing.rank.measure.value for standing in found.methods]
     assert values == sorted(values)
     assert sum(values) == pytest.approx(sum(range(1, len(values) + 1)))
