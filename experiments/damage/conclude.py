@@ -1,6 +1,6 @@
 """The table and the figure from results.csv: how well each criterion's cost orders sets by the damage they do.
 
-    python experiments/damage/conclude.py           # prints the table, writes damage.png
+python experiments/damage/conclude.py           # prints the table, writes damage.png
 """
 
 import argparse

@@ -107,7 +107,7 @@ def measure(setting: str, *, small: bool) -> list[dict[str, Any]]:
         mp.select(statistics, mp.SelectionOptions.parse({"criterion": CRITERIA[c], "budget": {"prune": share}}))
         for c in STARTS
     ]
-    chosen = [{l.name: np.isin(np.arange(l.num_experts), l.pruned) for l in plan.layers} for plan in plans]
+    chosen = [{y.name: np.isin(np.arange(y.num_experts), y.pruned) for y in plan.layers} for plan in plans]
     domains = [mp.Domain(name=n, path=f"reference:{n}", tokens=128 if small else HELD_OUT) for n in names]
     heldout = mp.load_tokens(domains, loaded.tokenizer, part="heldout")
     costs, rows = costs_of(evidence), []
