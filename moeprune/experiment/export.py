@@ -29,6 +29,7 @@ def export_file(
     output_type: str,
     quantize: str | None,
     pre_tokenizer: str | None,
+    converter_python: Path | None,
     python: Path | None,
     binary: Path | None,
     overwrite: bool,
@@ -42,6 +43,8 @@ def export_file(
     if output.exists() and not overwrite:
         raise InputError(f"-o {output}: exists; give another name, or --overwrite to replace it")
     require_converter(llama_cpp)
+    if converter_python is not None and not converter_python.is_file():
+        raise InputError(f"--converter-python {converter_python}: no such file; give the bin/python of an environment")
     quantiser = require_quantiser(llama_cpp) if quantize else None
     inputs = Inputs(validate(RunConfig, {"model": {"path": checkpoint}}, place="export"))
     layer = inputs.layers[0]
@@ -50,7 +53,14 @@ def export_file(
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.stem}.") as folder:
         made = Path(folder) / "plain.gguf"
         say(f"export: {llama_cpp / 'convert_hf_to_gguf.py'} writes {output_type}")
-        convert(inputs.directory, made, llama_cpp=llama_cpp, output_type=output_type, pre_tokenizer=pre_tokenizer)
+        convert(
+            inputs.directory,
+            made,
+            llama_cpp=llama_cpp,
+            output_type=output_type,
+            pre_tokenizer=pre_tokenizer,
+            python=converter_python,
+        )
         notes = _checked(read_gguf(made), config, layer.num_experts, layer.top_k)
         if quantize and quantiser is not None:
             say(f"export: {quantiser} makes {quantize}")

@@ -13,10 +13,10 @@ from moeprune.serving.prompts import Questions
 
 @dataclass(frozen=True)
 class Answer:
-    """One completion: the engine's greedy tokens and its log-probability of each, in nats."""
+    """One completion: the engine's greedy tokens and its log-probability of each, in nats, None where it tells none."""
 
     tokens: tuple[int, ...]
-    log_probabilities: tuple[float, ...]
+    log_probabilities: tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,10 @@ class Step:
     """One of the engine's tokens, in nats."""
 
     behind: float  # how much less likely than the most likely one the model in memory finds it
-    difference: float  # of the two log-probabilities
+    difference: float | None  # of the two log-probabilities
 
     def is_far(self, tolerance: Tolerance | None) -> bool:
-        return tolerance is not None and (self.behind > tolerance.tie or self.difference > tolerance.most)
+        return tolerance is not None and (self.behind > tolerance.tie or (self.difference or 0.0) > tolerance.most)
 
 
 @dataclass(frozen=True)
@@ -127,12 +127,12 @@ def compare(
     """The proof, with every way in which the engine is not the model in memory as a problem that names the place."""
     steps = [
         [
-            Step(best - ours, abs(theirs - ours))
+            Step(best - ours, None if theirs is None else abs(theirs - ours))
             for theirs, ours, best in zip(answer.log_probabilities, score.log_probabilities, score.best, strict=True)
         ]
         for answer, score in zip(found.answers, scores, strict=True)
     ]
-    differences = [step.difference for one in steps for step in one]
+    differences = [step.difference for one in steps for step in one if step.difference is not None]
     behind = [step.behind for one in steps for step in one]
     limit = tolerance.tie if tolerance is not None else 0.0
     far = sum(step.is_far(tolerance) for one in steps for step in one)
@@ -140,7 +140,7 @@ def compare(
     tokenizer = _tokenizer(questions, found)
     chats = _chats(questions, found)
     problems = []
-    if tolerance is not None and far > tolerance.outliers * len(differences):
+    if tolerance is not None and far > tolerance.outliers * len(behind):
         problems += _far_tokens(questions, found, steps, tolerance)
     if tolerance is not None and mean > tolerance.mean:
         problems.append(f"log-probabilities differ by {mean:.2g} nats on average, more than {tolerance.mean:g}")
@@ -182,7 +182,7 @@ def _far_tokens(
             lines.append(
                 f"{name}: {len(far)} of {len(values)} tokens are too far from the model in memory; token {far[0] + 1} "
                 f"({answer.tokens[far[0]]}) is {step.behind:.2g} nats less likely than its own choice and its "
-                f"log-probability differs by {step.difference:.2g}"
+                f"log-probability differs by {step.difference or 0.0:.2g}"
             )
     return lines
 

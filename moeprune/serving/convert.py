@@ -42,25 +42,42 @@ def require_quantiser(llama_cpp: Path) -> Path:
 
 
 def convert(
-    checkpoint: Path, target: Path, *, llama_cpp: Path, output_type: str, pre_tokenizer: str | None = None
+    checkpoint: Path,
+    target: Path,
+    *,
+    llama_cpp: Path,
+    output_type: str,
+    pre_tokenizer: str | None = None,
+    python: Path | None = None,
 ) -> str:
     """The converter's output. Writes `target` beside itself and renames it, so that a killed call leaves no half file.
 
-    Raises InputError where its tokenizer is one the converter does not know, EngineError for anything else it refuses.
+    `python` runs it, this one by default. Raises InputError where the tokenizer is one that the converter does not know
+    or a package of its requirements is missing, EngineError for anything else it refuses.
     """
     arguments = [str(checkpoint.absolute()), "--outtype", output_type]
     if pre_tokenizer is None:
-        command = [sys.executable, str(require_converter(llama_cpp))]
+        command = [str(python or sys.executable), str(require_converter(llama_cpp))]
     else:
-        command = [sys.executable, str(HERE / "convert_script.py"), str(llama_cpp.absolute()), pre_tokenizer]
+        command = [
+            str(python or sys.executable),
+            str(HERE / "convert_script.py"),
+            str(llama_cpp.absolute()),
+            pre_tokenizer,
+        ]
     partial = _beside(target)
     try:
         done = _run([*command, *arguments, "--outfile", str(partial.absolute())])
-        if not partial.is_file() and UNKNOWN_VOCABULARY in done:
+        if not partial.is_file() and UNKNOWN_VOCABULARY in last_words(done):
             raise InputError(
                 f"{checkpoint}: the converter does not know this BPE vocabulary's pre-tokenizer; name the one it works "
                 "like with --pre-tokenizer (for example qwen2, llama-bpe, smollm or gpt-2), and compare tokens with "
                 "`moeprune verify --engine llama.cpp`"
+            )
+        if not partial.is_file() and "ModuleNotFoundError" in done:
+            raise InputError(
+                f"{CONVERTER}: {last_words(done)}; install what {llama_cpp}/requirements.txt names, or give an "
+                "environment that has it with --converter-python"
             )
         if not partial.is_file():
             raise EngineError(f"{CONVERTER}: {last_words(done)}")

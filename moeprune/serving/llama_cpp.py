@@ -137,17 +137,23 @@ def _call(address: str, path: str, body: dict[str, Any] | None) -> Any:
 
 
 def _answer(address: str, ids: tuple[int, ...]) -> Answer:
-    body = {
-        "prompt": ids,
-        "n_predict": NEW_TOKENS,
-        "temperature": 0,
-        "n_probs": 1,
-        "return_tokens": True,
-        "cache_prompt": False,
-    }
-    found = _call(address, "/completion", body)
-    steps = found["completion_probabilities"]
-    return Answer(tuple(step["id"] for step in steps), tuple(step["logprob"] for step in steps))
+    """Token by token: the server tells no log-probability of a token that holds a part of a character.
+
+    Its cache holds what was asked before, so every call but the first computes one position.
+    """
+    tokens: list[int] = []
+    chosen: list[float | None] = []
+    options = {"n_predict": 1, "temperature": 0, "n_probs": 1, "return_tokens": True, "cache_prompt": True}
+    while len(tokens) < NEW_TOKENS:
+        found = _call(address, "/completion", {"prompt": [*ids, *tokens], **options})
+        if not found["tokens"]:
+            break
+        told = found.get("completion_probabilities") or []
+        tokens.append(found["tokens"][0])
+        chosen.append(told[0]["logprob"] if told else None)
+        if found["stop_type"] == "eos":
+            break
+    return Answer(tuple(tokens), tuple(chosen))
 
 
 def _tokens(address: str, text: str, *, parse_special: bool) -> tuple[int, ...]:

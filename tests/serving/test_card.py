@@ -1,0 +1,96 @@
+"""What the card says about serving, and the table of proofs on it."""
+
+import json
+import stat
+
+from moeprune.checkpoint.proof import keep_proof, with_table
+from moeprune.checkpoint.writer import prune_checkpoint
+from moeprune.reference import MODEL_DIR
+from moeprune.serving.install import requirements_of
+from tests.checkpoint.sources import plan_for
+from tests.tiny import save_tiny
+
+PROOF = {
+    "engine": "vllm",
+    "version": "0.32.0",
+    "dtype": "float32",
+    "tokens": 96,
+    "tokens_equal": 96,
+    "difference_mean": 1e-6,
+    "difference_most": 2e-6,
+    "tolerance": {"tie": 1e-4},
+    "tokenizer": "equal",
+    "chats": {"a chat": "equal", "a chat with tools": "refused: x"},
+    "compared_with": "the base model pruned in memory",
+    "passed": True,
+}
+
+
+def test_the_card_tells_how_to_serve_split_and_upload(tmp_path):
+    report = prune_checkpoint(MODEL_DIR, plan_for(MODEL_DIR, range(12)), tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "vllm serve . --enable-auto-tool-choice --tool-call-parser hermes\n" in card
+    assert "--tensor-parallel-size 2 --enable-expert-parallel" in card
+    assert "over 2, 4 devices" in card
+    assert "12 experts by 2, 4." in card
+    assert "hf upload YOUR-NAME/model-12-experts . ." in card
+    assert any("no tuned fused-MoE configuration for 12 experts" in line for line in report.advice)
+    assert all(line in card for line in report.advice)
+    assert report.warnings == ()
+
+
+def test_a_group_that_does_not_divide_would_be_a_warning_of_the_report(tmp_path):
+    source = save_tiny("deepseek_v3", tmp_path / "source", num_nextn_predict_layers=0)
+    report = prune_checkpoint(source, plan_for(source), tmp_path / "out")  # three in each of two groups: fine
+    assert report.warnings == ()
+
+
+def test_files_can_be_read_by_everybody_and_written_by_the_owner(tmp_path):
+    source = save_tiny("qwen3_moe", tmp_path / "source")
+    for path in source.iterdir():
+        path.chmod(0o400)
+    prune_checkpoint(source, plan_for(source), tmp_path / "out")
+    for path in (tmp_path / "out").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) & 0o600 == 0o600, path
+
+
+def test_proofs_replace_those_of_their_name_and_keep_the_rest_of_the_card(tmp_path):
+    prune_checkpoint(MODEL_DIR, plan_for(MODEL_DIR, range(16)), tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    keep_proof(tmp_path / "out", "vllm float32", {**PROOF, "passed": False})
+    keep_proof(tmp_path / "out", "vllm float32", PROOF)
+    keep_proof(tmp_path / "out", "llama.cpp x.gguf", {**PROOF, "engine": "llama.cpp", "tolerance": None})
+    record = json.loads((tmp_path / "out" / "moeprune.json").read_text())
+    assert sorted(record["serving"]) == ["llama.cpp x.gguf", "vllm float32"]
+    told = (tmp_path / "out" / "README.md").read_text()
+    assert told.count("Verified in serving engines") == 1
+    assert "| vllm 0.32.0 | float32 | 96 of 96 |" in told
+    assert "1 of 2 chats equal | as in memory |" in told
+    assert "quantised: measured only" in told
+    begin, end = told.index("\n<!-- moeprune:verified"), told.index("<!-- /moeprune:verified -->")
+    rest = told[:begin] + told[end + len("<!-- /moeprune:verified -->") :]
+    assert rest.split() == card.split()
+
+
+def test_the_proofs_of_a_base_model_are_not_taken_over():
+    own = "# New\n\n<details>plan</details>\n\n---\n\n## Model card of the base model\n\n"
+    card = with_table(own + with_table("# Old\n", {"a": PROOF}), {"a": {**PROOF, "tokens_equal": 95}})
+    assert card.count("Verified in serving engines") == 1
+    assert card.index("95 of 96") < card.index("# Old")
+
+
+def test_what_a_wheel_requires_without_torch_and_extras(tmp_path):
+    import zipfile
+
+    wheel = tmp_path / "x-1-py3-none-any.whl"
+    lines = [
+        "torch==2.13.0+cpu; platform_machine == 'x86_64'",
+        "torchvision",
+        "torch-thing>=1",
+        "numpy",
+        "av; extra == 'a'",
+    ]
+    text = "Metadata-Version: 2.1\nName: x\nVersion: 1\n" + "".join(f"Requires-Dist: {line}\n" for line in lines)
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("x-1.dist-info/METADATA", text + "\nAbout it.\n")
+    assert requirements_of(wheel) == ["torch-thing>=1", "numpy"]

@@ -1,0 +1,110 @@
+"""The real engines, where there are any; .ci/run makes their environments and names them in the environment.
+
+MOEPRUNE_VLLM and MOEPRUNE_XLLAMACPP: the Python that has the engine. MOEPRUNE_LLAMA_CPP: a checkout with the converter.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from moeprune.checkpoint.writer import prune_checkpoint
+from moeprune.experiment.export import export_file
+from moeprune.experiment.verify import verify_checkpoint
+from moeprune.reference import MODEL_DIR
+from tests.checkpoint.sources import plan_for
+
+HALF = tuple(range(0, 32, 2))
+
+
+def place(name):
+    """The path that the environment variable names; without it the test is skipped with the reason."""
+    value = os.environ.get(name)
+    if not value:
+        pytest.skip(f"{name} is not set: no such engine here")
+    assert Path(value).exists(), f"{name}={value} does not exist"
+    return Path(value)
+
+
+@pytest.fixture
+def half(tmp_path):
+    """The reference model with every second expert."""
+    prune_checkpoint(MODEL_DIR, plan_for(MODEL_DIR, HALF), tmp_path / "half")
+    return tmp_path / "half"
+
+
+def proofs(directory):
+    return json.loads((directory / "moeprune.json").read_text())["serving"]
+
+
+@pytest.mark.slow
+def test_llama_cpp_generates_what_the_pruned_model_in_memory_does(half):
+    python, llama_cpp = place("MOEPRUNE_XLLAMACPP"), place("MOEPRUNE_LLAMA_CPP")
+    file = half.parent / "half.gguf"
+    made = export_file(
+        str(half),
+        file,
+        format="gguf",
+        llama_cpp=llama_cpp,
+        output_type="f32",
+        quantize=None,
+        pre_tokenizer="smollm",
+        converter_python=None,
+        python=python,
+        binary=None,
+        overwrite=False,
+    )
+    assert made["routing"]["expert_count"] == 16
+    assert made["proof"]["passed"], made["proof"]["problems"]
+    found = verify_checkpoint(
+        str(half),
+        against="reference",
+        engine="llama.cpp",
+        python=python,
+        binary=None,
+        gguf=file,
+        dtype="float32",
+        log=None,
+    )
+    assert found["passed"], found["problems"]
+    assert found["tokens_equal"] == found["tokens"]
+    assert found["tokenizer"] == found["chats"]["a chat"] == "equal"
+    assert proofs(half)["llama.cpp half.gguf"]["passed"]
+    # Weights rounded to 8 bits are another model: measured, not required to be equal.
+    small = half.parent / "small.gguf"
+    made = export_file(
+        str(half),
+        small,
+        format="gguf",
+        llama_cpp=llama_cpp,
+        output_type="q8_0",
+        quantize=None,
+        pre_tokenizer="smollm",
+        converter_python=None,
+        python=python,
+        binary=None,
+        overwrite=False,
+    )
+    assert small.stat().st_size < file.stat().st_size / 2
+    assert made["proof"]["dtype"] == "quantised"
+    assert made["proof"]["difference_mean"] > found["difference_mean"]
+
+
+@pytest.mark.slow
+def test_vllm_generates_what_the_pruned_model_in_memory_does(half):
+    python = place("MOEPRUNE_VLLM")
+    found = verify_checkpoint(
+        str(half),
+        against="reference",
+        engine="vllm",
+        python=python,
+        binary=None,
+        gguf=None,
+        dtype="float32",
+        log=half.parent / "log.txt",
+    )
+    assert found["passed"], found["problems"]
+    assert found["tokens_equal"] == found["tokens"] > 50
+    assert set(found["chats"].values()) == {"equal"}
+    assert proofs(half)["vllm float32"]["passed"]
