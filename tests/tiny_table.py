@@ -419,8 +419,39 @@ SPECIAL: dict[str, TinyModel] = {
     ),  # 64 = 8 x 8 product keys
 }
 
+# Multimodal models around a text model of another row.
+WRAPPERS: dict[str, TinyModel] = {
+    "llama4": TinyModel(
+        "Llama4ForConditionalGeneration", "Llama4Config",
+        {"text_config": SPECIAL["llama4_text"].options, "vision_config": {**SMALL_VISION, "image_size": 16,
+         "patch_size": 4, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
+         "boi_token_index": 120, "eoi_token_index": 121, "image_token_index": 122}
+    ),
+    "gemma4": TinyModel(
+        "Gemma4ForConditionalGeneration", "Gemma4Config",
+        {"text_config": SOFTMAX["gemma4_text"].options, "vision_config": {**SMALL_VISION, "num_key_value_heads": 4,
+         "head_dim": 8, "patch_size": 4}, "audio_config": None, "image_token_id": 120, "video_token_id": 121,
+         "audio_token_id": 122, "boi_token_id": 123, "eoi_token_id": 124, "boa_token_id": 125, "eoa_token_id": 126}
+    ),
+    "minimax_m3_vl": TinyModel(
+        "MiniMaxM3SparseForConditionalGeneration", "MiniMaxM3VLConfig",
+        {"text_config": SIGMOID_PLAIN["minimax_m3_vl_text"].options, "vision_config": {**SMALL_VISION,
+         "image_size": 16, "patch_size": 4}, "image_token_index": 120, "video_token_index": 121}
+    ),
+    "aria": TinyModel(
+        "AriaForConditionalGeneration", "AriaConfig",
+        {"text_config": SOFTMAX["aria_text"].options, "vision_config": {"model_type": "idefics3_vision",
+         **SMALL_VISION, "image_size": 16, "patch_size": 4}, "image_token_index": 120}
+    ),
+    "qwen4_exp": TinyModel(
+        "Qwen4ExpForConditionalGeneration", "Qwen4ExpConfig",
+        {"text_config": SOFTMAX["qwen4_exp_text"].options, "vision_config": QWEN_VISION, **QWEN_MEDIA,
+         "vision_end_token_id": 123}
+    ),
+}
+
 # One dense model, which every verb must refuse with words.
 DENSE: dict[str, TinyModel] = {"qwen3": TinyModel("Qwen3ForCausalLM", "Qwen3Config", {**BASE, **HEADS})}
 
-TINY: dict[str, TinyModel] = {**SOFTMAX, **SIGMOID_GROUPS, **SIGMOID_PLAIN, **SPECIAL}
+TINY: dict[str, TinyModel] = {**SOFTMAX, **SIGMOID_GROUPS, **SIGMOID_PLAIN, **SPECIAL, **WRAPPERS}
 # fmt: on

@@ -14,16 +14,34 @@ from moeprune.models.layers import find_moe_layers, model_fingerprint
 from moeprune.models.pruned import pruned
 from moeprune.recording.hooks import observed
 from moeprune.recording.recorder import record
-from tests.tiny import DENSE, TINY, build, inputs
+from tests.tiny import DENSE, NO_TEXT_ALONE, TINY, WRAPPERS, build, inputs
 from tests.tokens import random_pieces, token_set
 
 SUPPORTED = [name for name, row in FAMILIES.items() if row.verified]
+# What a family's config can switch and recording has to follow.
+VARIANTS = {
+    "cohere2_moe": [
+        {"shared_expert_combination_strategy": "sum", "expert_selection_fn": "sigmoid"},
+        {"num_shared_experts": 0},
+    ],
+    "dbrx": [{"ffn_config": {**TINY["dbrx"].options["ffn_config"], "moe_normalize_expert_weights": None}}],
+    "longcat_flash": [{"zero_expert_num": 0}],
+    "nemotron_h": [{"moe_latent_size": None}, {"mlp_bias": True}],
+}
+CASES = [(name, {}) for name in (*SUPPORTED, *WRAPPERS) if name not in NO_TEXT_ALONE]
+CASES += [(name, overrides) for name, variants in VARIANTS.items() for overrides in variants]
 PIECES = random_pieces([40, 17, 33, 25, 64, 9])
 
 
-@pytest.fixture(scope="module", params=SUPPORTED)
+def label(case):
+    name, overrides = case
+    return "-".join([name, *(f"{key}={value}" for key, value in overrides.items() if not isinstance(value, dict))])
+
+
+@pytest.fixture(scope="module", params=CASES, ids=label)
 def tiny(request):
-    return build(request.param)
+    name, overrides = request.param
+    return build(name, **overrides)
 
 
 def test_every_verified_family_has_a_tiny_model():

@@ -10,11 +10,11 @@ from moeprune.models.loading import ModelOptions, load_model
 from moeprune.models.streaming import open_streamed
 from moeprune.recording.recorder import record
 from moeprune.recording.streamed import record_streamed
-from tests.tiny import save_tiny
+from tests.tiny import WRAPPERS, save_tiny
 from tests.tokens import random_pieces, token_set
 
 TOKENS = token_set(random_pieces([40, 17, 33, 25]))
-SUPPORTED = [name for name, row in FAMILIES.items() if row.verified]
+SUPPORTED = [*(name for name, row in FAMILIES.items() if row.verified), *WRAPPERS]
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
