@@ -369,8 +369,8 @@ SIGMOID_PLAIN: dict[str, TinyModel] = {
     "step3p7": TinyModel(
         "Step3p7ForConditionalGeneration", "Step3p7Config",
         {"text_config": {**BASE, **HEADS, **ROUTED_EXPERTS, **DENSE_THEN_SPARSE, "share_expert_dim": 16,
-         "moe_router_scaling_factor": 2.0, "sliding_window": 16}, "vision_config": {**SMALL_VISION, "image_size": 16, "patch_size": 4},
-         "image_token_id": 120}
+         "moe_router_scaling_factor": 2.0, "sliding_window": 16}, "vision_config": {**SMALL_VISION, "image_size": 16,
+         "patch_size": 4}, "image_token_id": 120}
     ),
 }
 

@@ -41,7 +41,8 @@ def load(directory):
         directory, dtype=torch.float32, output_loading_info=True
     )
     unexpected = [name for name in info.pop("unexpected_keys") if not name.startswith(OF_OTHER_MEDIA)]
-    assert not any(info.values()) and not unexpected, info
+    assert not unexpected
+    assert not any(info.values()), info
     return model.eval()
 
 

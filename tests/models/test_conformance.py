@@ -96,7 +96,7 @@ def test_the_gram_of_gated_outputs_is_the_error_of_dropping_experts(tiny):
 
 
 def _measured_error(model, layer, dropped):
-    """At the block's output; before a norm of the sum where there is one, and at the experts where there is no block."""
+    """At the block's output; before a norm of the sum where there is one, at the experts where there is no block."""
     outputs = []
     original = layer.experts.forward
     gone = torch.tensor([*dropped, *[False] * layer.extra])
