@@ -214,7 +214,7 @@ def evaluate(
 ) -> None:
     """Fidelity to the unpruned model on held-out data, worst domain first."""
     _start(as_json)
-    from moeprune.experiment.steps import evaluate_model
+    from moeprune.experiment.evaluate import evaluate_model
 
     summary = evaluate_model(model, output, plan=plan, against=against, data=data or [], speed=speed)
     _finish(summary, output, as_json=as_json)

@@ -14,7 +14,7 @@ from moeprune.data.trajectories import TokenSet
 from moeprune.evaluation.fidelity import BATCH_LOGITS, Logits, Progress, compare
 from moeprune.evaluation.intervals import Comparison
 from moeprune.models.layer_major import LayerMajor
-from moeprune.models.layers import find_moe_layers
+from moeprune.models.layers import find_moe_layers, moe_layers_if_any
 from moeprune.models.pruned import PrunedModel
 from moeprune.models.streaming import StreamedModel, affordable_tokens
 
@@ -74,7 +74,7 @@ def compare_two_streamed(
 
 
 def _affordable_tokens(streamed: StreamedModel) -> int:
-    return affordable_tokens(streamed, find_moe_layers(streamed.model))
+    return affordable_tokens(streamed, moe_layers_if_any(streamed.model))
 
 
 def affordable_logits(streamed: StreamedModel) -> int:
@@ -102,7 +102,7 @@ class _SideBySide:
         on_progress: Progress | None,
     ) -> None:
         self._streamed, self._forms, self._batches, self._folder = streamed, forms, batches, folder
-        layers = find_moe_layers(streamed.model)
+        layers = moe_layers_if_any(streamed.model)
         self._moe = [[la for la in layers if la.is_in(name)] for name in streamed.layers]
         self._round = max(1, PASSES // len(forms))  # batches
         self._on_progress = on_progress

@@ -31,11 +31,14 @@ from moeprune.evaluation.intervals import base_metrics
 from moeprune.evaluation.loops import open_prompts
 from moeprune.experiment.compress_write import compress_checkpoint, need_data
 from moeprune.experiment.console import progress, say
+from moeprune.experiment.evaluate import streamed_comparison
 from moeprune.experiment.inputs import Inputs
+from moeprune.experiment.passes import compared, unmeasured
 from moeprune.experiment.runs import Run, stage_key
 from moeprune.experiment.stages import OWN, PRUNED, Entry, Measured, merge, stage, task_records, write_pruned
-from moeprune.models.loading import without_bars
+from moeprune.models.loading import ModelOptions, without_bars
 from moeprune.models.pruned import pruned
+from moeprune.models.streaming import open_streamed
 
 
 def dense_key(inputs: Inputs, plan: PrunePlan) -> str:
@@ -49,9 +52,13 @@ def dense_key(inputs: Inputs, plan: PrunePlan) -> str:
 def require_compressible(inputs: Inputs) -> None:
     """Raises InputError for targets, orders and formats that would be refused when the experts are gone."""
     from moeprune.dense.export import Export
+    from moeprune.dense.streamed import foreseen_export
 
-    config = inputs.config
-    Export(inputs.checkpoint, inputs.loaded.model, config.dense, layout=config.checkpoint.layout)
+    config, layout = inputs.config, inputs.config.checkpoint.layout
+    if inputs.streaming:
+        foreseen_export(inputs.streamed, inputs.checkpoint, config.dense, layout=layout)
+    else:
+        Export(inputs.checkpoint, inputs.loaded.model, config.dense, layout=layout)
 
 
 def dense_stage(run: Run, inputs: Inputs, plan: PrunePlan, sizes: Entry) -> Entry:
@@ -72,6 +79,7 @@ def dense_stage(run: Run, inputs: Inputs, plan: PrunePlan, sizes: Entry) -> Entr
             device=config.runtime.device,
             batch_tokens=config.runtime.batch_tokens,
             layout=config.checkpoint.layout,
+            streaming=config.runtime.streaming,
             overwrite=True,  # the run's own directory
             provenance={"config": config.model_dump(mode="json"), "commit": run.record["commit"]},
         )
@@ -91,6 +99,8 @@ def dense_stage(run: Run, inputs: Inputs, plan: PrunePlan, sizes: Entry) -> Entr
 
 def measure_written(inputs: Inputs, plans: Mapping[str, PrunePlan], directory: Path) -> Measured:
     """Like `stages.measure`, but the run's own model is the checkpoint in `directory`; baselines only lose experts."""
+    if inputs.streaming:
+        return _measure_streamed(inputs, plans, directory)
     options, tokens = inputs.config.evaluation, inputs.evaluation
     teacher, tokenizer = inputs.loaded.model, inputs.loaded.tokenizer
     student = load_written(directory, like=teacher)
@@ -122,6 +132,21 @@ def measure_written(inputs: Inputs, plans: Mapping[str, PrunePlan], directory: P
         subjects |= {label: (teacher, pruned(teacher, plan)) for label, plan in others.items()}
         merge(metrics, compare_speed((teacher, nullcontext()), subjects, tokens))
         warnings.append("speed: transformers unpacks compressed weights, so speed and memory are those of plain ones")
+    return metrics, warnings
+
+
+def _measure_streamed(inputs: Inputs, plans: Mapping[str, PrunePlan], directory: Path) -> Measured:
+    """Fidelity alone, with one layer of one model in memory at a time."""
+    config = inputs.config
+    others = {label: plan for label, plan in plans.items() if label != OWN}
+    options = ModelOptions(path=str(directory), dtype=config.model.dtype)
+    student = open_streamed(options, device=config.runtime.device, rounded=True)
+    comparisons = {OWN: streamed_comparison(inputs, student)} | (compared(inputs, others) if others else {})
+    metrics = {label: comparison.metrics() for label, comparison in comparisons.items()}
+    warnings = [*inputs.evaluation.warnings, *comparisons[OWN].warnings]
+    asked = config.evaluation
+    if asked.tasks or asked.loops or asked.harness or asked.speed:
+        warnings.append(unmeasured(inputs))
     return metrics, warnings
 
 

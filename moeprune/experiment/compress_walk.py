@@ -21,7 +21,7 @@ from moeprune.dense.streamed import compress_streamed, foreseen_export
 from moeprune.dense.walk import Compressed, compress_model
 from moeprune.dense.weights import look
 from moeprune.experiment.console import progress, say
-from moeprune.models.layers import find_moe_layers
+from moeprune.models.layers import moe_layers_if_any
 from moeprune.models.loading import Dtype, ModelOptions, align, device_of, pretrained, without_bars
 from moeprune.models.memory import free_bytes
 from moeprune.models.streaming import affordable_tokens, affordable_tokens_in_memory, open_streamed
@@ -93,7 +93,7 @@ def _in_memory(
     export = Export(checkpoint, model, methods, layout=layout)
     require_room(export, model, methods, state)
     if device == "cpu":  # no slower there, and what a streamed walk takes
-        batch_tokens = min(batch_tokens, affordable_tokens_in_memory(model, _moe_layers(checkpoint, model)))
+        batch_tokens = min(batch_tokens, affordable_tokens_in_memory(model, moe_layers_if_any(model)))
     with progress("compressing", unit="blocks") as advance:
         done = compress_model(
             model,
@@ -124,7 +124,7 @@ def _streamed(
     streamed = open_streamed(ModelOptions(path=str(checkpoint.directory), dtype=dtype), device=device)
     export = foreseen_export(streamed, checkpoint, methods, layout=layout)
     require_room(export, streamed.model, methods, state)
-    batch_tokens = min(batch_tokens, affordable_tokens(streamed, _moe_layers(checkpoint, streamed.model)))
+    batch_tokens = min(batch_tokens, affordable_tokens(streamed, moe_layers_if_any(streamed.model)))
     with progress("compressing", unit="blocks") as advance:
         done = compress_streamed(
             streamed, export, methods, tokens, state=state, batch_tokens=batch_tokens, on_progress=advance
@@ -141,10 +141,6 @@ def _streamed(
         )
 
     return Walked(export, done, reload)
-
-
-def _moe_layers(checkpoint: Inventory, model: Any) -> list[Any]:
-    return find_moe_layers(model) if checkpoint.layers else []
 
 
 def require_room(export: Export, model: Any, methods: Sequence[DenseMethod], state: Path) -> None:

@@ -2,12 +2,10 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from moeprune.artifacts.errors import InputError
-from moeprune.artifacts.metrics import save_metrics
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.artifacts.statistics import RoutingStatistics
 from moeprune.config.load import parse_scalar, validate
@@ -27,7 +25,7 @@ def record_file(
     from moeprune.experiment.stages import partial_of, record_to
 
     require_writable(output, ".safetensors")
-    named = [{"name": name, "path": path, **each} for name, path in map(_named, domains)]
+    named = [{"name": name, "path": path, **each} for name, path in map(name_and_value, domains)]
     value = {"model": {"path": model}, "calibration": {**calibration, "domains": named}, "runtime": dict(runtime)}
     config = validate(RunConfig, value, place="record")
     # Everything the user names is calibration: nothing is held out for an evaluation.
@@ -116,55 +114,6 @@ def prune_directory(
     return {"checkpoint": None if dry_run else output, **report.as_json()}
 
 
-def evaluate_model(
-    model: str, output: Path, *, plan: Path | None, against: str | None, data: Sequence[str], speed: bool
-) -> dict[str, Any]:
-    """Write metrics of a pruned model: MODEL pruned in memory by a plan, or the checkpoint MODEL against a teacher."""
-    from moeprune.evaluation.fidelity import bounded_batch_tokens as bounded
-    from moeprune.evaluation.fidelity import compare, compare_plans, logits_of
-    from moeprune.evaluation.speed import compare_speed
-    from moeprune.experiment.console import progress
-    from moeprune.models.pruned import pruned
-
-    if (plan is None) == (against is None):
-        raise InputError("evaluate: give --plan PLAN (MODEL is the teacher) or --against TEACHER (MODEL is pruned)")
-    require_writable(output, ".json")
-    teacher, student = _teacher_and_student(model, plan, against, data)
-    tokens = teacher.evaluation
-    whole = teacher.loaded.model
-    with progress("evaluating") as advance:
-        if plan is not None:
-            chosen = PrunePlan.load(plan)
-            comparison = compare_plans(whole, {"": chosen}, tokens, on_progress=advance)[""]
-            subject: tuple[Any, Any] = (whole, pruned(whole, chosen))
-        else:
-            smaller = student.loaded.model
-            logits = {"": logits_of(smaller)}
-            size = bounded(whole, 8192)
-            comparison = compare(logits_of(whole), logits, tokens, batch_tokens=size, on_progress=advance)[""]
-            subject = (smaller, nullcontext())
-    metrics = comparison.metrics()
-    if speed:
-        metrics |= compare_speed((whole, nullcontext()), {"": subject}, tokens)[""]
-    save_metrics(output, metrics)
-    warnings = [*tokens.warnings, *comparison.warnings]
-    for warning in warnings:
-        warn(warning)
-    return {"metrics_file": output, "metrics": metrics, "warnings": warnings}
-
-
-def _teacher_and_student(
-    model: str, plan: Path | None, against: str | None, data: Sequence[str]
-) -> tuple[Inputs, Inputs]:
-    teacher = model if plan is not None else str(against)
-    named = [{"name": name, "path": path} for name, path in map(_named, data)] or _default_data(teacher)
-    value = {"model": {"path": teacher}, "evaluation": {"domains": named}}
-    inputs = Inputs(validate(RunConfig, value, place="evaluate"))
-    if plan is not None:
-        PrunePlan.load(plan).require_model(inputs.fingerprint, model)
-    return inputs, Inputs(validate(RunConfig, {"model": {"path": model}}, place="evaluate"))
-
-
 def report_runs(runs: Sequence[Path], *, format: str, together: Path | None = None) -> list[Path]:
     """Write the reports of runs and grids again, or one comparison of runs; returns the files in the wanted format."""
     from moeprune.experiment.grid_report import write_comparison, write_grid_report
@@ -198,12 +147,6 @@ def require_writable(path: Path, suffix: str) -> None:
         raise InputError(f"-o {path}: {parent} cannot be written to; give a name in another directory")
 
 
-def _default_data(teacher: str) -> list[dict[str, Any]]:
-    if teacher != "reference":
-        raise InputError("evaluate: give --data NAME=PATH with held-out trajectories")
-    return [{"name": name, "path": f"reference:{name}", "tokens": 16384} for name in ("agent", "prose", "python")]
-
-
 def _criterion(name: str, hope: Values, seed: int) -> dict[str, Any]:
     given = {key: value for key, value in hope.items() if value is not None}
     if name != "hope" and given:
@@ -217,7 +160,7 @@ def _criterion(name: str, hope: Values, seed: int) -> dict[str, Any]:
 
 def _mix(entries: Sequence[str]) -> dict[str, float]:
     weights: dict[str, float] = {}
-    for name, weight in map(_named, entries):
+    for name, weight in map(name_and_value, entries):
         if name in weights:
             raise InputError(f"--mix {name}: given twice; give each domain one weight")
         weights[name] = _number(weight, f"--mix {name}")
@@ -237,19 +180,19 @@ def _keep_at_least(entries: Sequence[str]) -> float | dict[str, float] | None:
         return None
     if len(entries) == 1 and "=" not in entries[0]:
         return _number(entries[0], "--keep-at-least")
-    return {name: _number(share, f"--keep-at-least {name}") for name, share in map(_named, entries)}
+    return {name: _number(share, f"--keep-at-least {name}") for name, share in map(name_and_value, entries)}
 
 
 def _must_keep(entries: Sequence[str]) -> dict[str, list[int]]:
     kept: dict[str, list[int]] = {}
-    for layer, ids in map(_named, entries):
+    for layer, ids in map(name_and_value, entries):
         if not all(part.strip().isdigit() for part in ids.split(",")):
             raise InputError(f"--must-keep {layer}={ids}: expected LAYER=3,7 with expert ids")
         kept[layer] = kept.get(layer, []) + [int(part) for part in ids.split(",")]
     return kept
 
 
-def _named(text: str) -> tuple[str, str]:
+def name_and_value(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name or not value:
         raise InputError(f"{text!r}: expected NAME=VALUE")

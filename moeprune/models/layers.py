@@ -57,6 +57,12 @@ def find_moe_layers(model: nn.Module) -> list[MoELayer]:
     return [_layer(model, name, experts, family) for name, experts in found]
 
 
+def moe_layers_if_any(model: nn.Module) -> list[MoELayer]:
+    """The MoE layers, none of a dense model. Raises InputError for experts that are not understood."""
+    dense = not any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules())
+    return [] if dense else find_moe_layers(model)
+
+
 def family_for(config: Any) -> Family:
     """The family of a config, which may nest its language model's config."""
     for candidate in (config, config.get_text_config()):

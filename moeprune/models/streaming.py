@@ -41,9 +41,11 @@ class StreamedModel:
     `stem` are the modules beside them that have weights; `containers` the weights of modules that layers lie in.
     """
 
-    def __init__(self, model: Any, weights: WeightsOnDisk, device: str) -> None:
+    def __init__(
+        self, model: Any, weights: WeightsOnDisk, device: str, *, unpacked_through: torch.dtype | None = None
+    ) -> None:
         self.model, self.device = model, torch.device(device)
-        self._weights, self._packed = weights, PackedWeights(model)
+        self._weights, self._packed = weights, PackedWeights(model, unpacked_through)
         self.layers = decoder_layers(model)
         self._slots = dict(_slots(model))
         by_identity: dict[int, list[str]] = {}
@@ -154,17 +156,18 @@ class StreamedModel:
         return max(self.bytes_of(self.names_in(layer)) for layer in self.layers)
 
 
-def open_streamed(options: ModelOptions, *, device: str = "auto") -> StreamedModel:
+def open_streamed(options: ModelOptions, *, device: str = "auto", rounded: bool = False) -> StreamedModel:
     """The model of a checkpoint without its weights, as `load_model` would give it otherwise.
 
+    rounded: unpacked weights have no more digits than the checkpoint's own dtype, as in a plain load in that dtype.
     Raises InputError for a bad path, an unknown config and a checkpoint that does not fit the model.
     """
     directory = local_directory(options)
-    load_config(directory)
+    stored = load_config(directory).dtype
     place = device_of(device)
     with weights_left_out() as left_out, without_bars():
         model = pretrained(directory, options.dtype, device=place, device_map={"": place})
-    return StreamedModel(model, left_out[0], place)
+    return StreamedModel(model, left_out[0], place, unpacked_through=stored if rounded else None)
 
 
 def affordable_tokens(streamed: StreamedModel, moe_layers: Sequence[MoELayer]) -> int:

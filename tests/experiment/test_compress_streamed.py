@@ -7,17 +7,20 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
 
 from moeprune.artifacts.errors import InputError
 from moeprune.checkpoint.writer import prune_checkpoint
-from moeprune.experiment import compress_walk
+from moeprune.experiment import compress_walk, evaluate
 from moeprune.experiment.compress import compress_file
+from moeprune.experiment.pipeline import run_file
 from tests.checkpoint.sources import plan_for
 from tests.tiny import save_tiny
 
 pytest.importorskip("compressed_tensors")
+RUN = Path(__file__).parents[2] / "configs" / "runs" / "experts-and-dense.yaml"
 DATA = "calibration: {domains: [{name: agent, path: 'reference:agent', tokens: 3000}]}\n"
 SPARSE = """
 dense:
@@ -108,3 +111,44 @@ def test_killed_in_the_middle_it_ends_with_the_same_bytes(streaming, tmp_path):
     assert first["dense"] == second["dense"]
     assert not state.exists()
     assert not partial.exists()
+
+
+def test_a_run_with_one_block_in_memory(tmp_path):
+    """Record, prune, compress and measure without ever holding the model: the numbers of a run that does."""
+    few = ["calibration.domains.0.tokens=3000", "evaluation.domains.0.tokens=1500", "evaluation.domains.1.tokens=1500"]
+    few += ["evaluation.tasks=[]", "evaluation.loops=false", "evaluation.baselines=[{name: reap}]"]
+    plain = run_file(RUN, [*few, "runtime.streaming=off"], output=tmp_path / "plain")
+    streamed = run_file(RUN, [*few, "runtime.streaming=on"], output=tmp_path / "streamed")
+    assert weights_of(plain.directory / "checkpoint") == weights_of(streamed.directory / "checkpoint")
+    assert streamed.metrics == pytest.approx(plain.metrics, rel=1e-4, abs=1e-7)
+    asked = run_file(
+        RUN, [*few, "runtime.streaming=on", "evaluation.loops=true"], output=tmp_path / "asked", until="evaluate"
+    )
+    assert any("they were not measured" in warning for warning in asked.warnings)
+
+
+@pytest.mark.parametrize("free", [10**12, 10**3], ids=["in memory", "layer by layer"])
+def test_a_compressed_dense_model_is_measured_against_its_base(free, tmp_path, monkeypatch):
+    source = save_tiny("qwen3", tmp_path / "source", dtype="bfloat16", num_hidden_layers=3)
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": "one two three four five six seven eight " * 8}) + "\n")
+    compressed(source, "dense: [{name: magnitude, pattern: '2:4'}]\n", tmp_path / "out", "auto")
+    monkeypatch.setattr(evaluate, "free_bytes", lambda device: free)
+    found = evaluate.evaluate_model(
+        str(tmp_path / "out"),
+        tmp_path / "metrics.json",
+        plan=None,
+        against=str(source),
+        data=[f"text={tmp_path}/text.jsonl"],
+        speed=free < 10**6,
+    )
+    assert found["metrics"]["fidelity/kl/text"] > 1e-4
+    assert any("speed: the model does not fit" in warning for warning in found["warnings"]) == (free < 10**6)
+    same = evaluate.evaluate_model(
+        str(source),
+        tmp_path / "same.json",
+        plan=None,
+        against=str(source),
+        data=[f"text={tmp_path}/text.jsonl"],
+        speed=False,
+    )
+    assert same["metrics"]["fidelity/kl/text"] == pytest.approx(0, abs=1e-9)

@@ -1,0 +1,110 @@
+"""`moeprune evaluate`: one model against its teacher, in memory or read layer by layer, of MoE and of dense models."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.metrics import save_metrics
+from moeprune.artifacts.plan import PrunePlan
+from moeprune.config.load import validate
+from moeprune.config.schema import RunConfig
+from moeprune.evaluation.intervals import Comparison
+from moeprune.experiment.console import progress, say, warn
+from moeprune.experiment.inputs import Inputs
+from moeprune.experiment.passes import compared
+from moeprune.experiment.steps import name_and_value, require_writable
+from moeprune.models.loading import device_of, load_config, local_directory
+from moeprune.models.memory import free_bytes
+from moeprune.models.streaming import StreamedModel, open_streamed
+
+
+class Evaluated(Inputs):
+    """A model that is only run: it may be dense."""
+
+    @cached_property
+    def directory(self) -> Path:
+        directory = local_directory(self.config.model)
+        load_config(directory)
+        return directory
+
+
+def evaluate_model(
+    model: str, output: Path, *, plan: Path | None, against: str | None, data: Sequence[str], speed: bool
+) -> dict[str, Any]:
+    """Write metrics of a pruned model: MODEL pruned in memory by a plan, or the checkpoint MODEL against a teacher.
+
+    What does not fit into memory is read layer by layer.
+    """
+    if (plan is None) == (against is None):
+        raise InputError("evaluate: give --plan PLAN (MODEL is the teacher) or --against TEACHER (MODEL is pruned)")
+    require_writable(output, ".json")
+    teacher = str(against) if plan is None else model
+    named = [{"name": name, "path": path} for name, path in map(name_and_value, data)] or _default_data(teacher)
+    value = {"model": {"path": teacher}, "evaluation": {"domains": named}}
+    if plan is not None:
+        inputs = Inputs(validate(RunConfig, value, place="evaluate"))
+        comparison, subject = _by_plan(inputs, model, PrunePlan.load(plan))
+    else:
+        inputs = Evaluated(validate(RunConfig, value, place="evaluate"))
+        other = Evaluated(validate(RunConfig, {"model": {"path": model}}, place="evaluate"))
+        comparison, subject = _by_checkpoint(inputs, other)
+    metrics, warnings = comparison.metrics(), [*inputs.evaluation.warnings, *comparison.warnings]
+    if speed and subject is None:
+        warnings.append("speed: the model does not fit into memory; it was not measured")
+    elif speed and subject is not None:
+        from moeprune.evaluation.speed import compare_speed
+
+        metrics |= compare_speed((inputs.loaded.model, nullcontext()), {"": subject}, inputs.evaluation)[""]
+    save_metrics(output, metrics)
+    for warning in warnings:
+        warn(warning)
+    return {"metrics_file": output, "metrics": metrics, "warnings": warnings}
+
+
+Subject = tuple[Any, Any]  # (model, context in which it is measured)
+
+
+def _by_plan(inputs: Inputs, model: str, plan: PrunePlan) -> tuple[Comparison, Subject | None]:
+    from moeprune.models.pruned import pruned
+
+    plan.require_model(inputs.fingerprint, model)
+    comparison = compared(inputs, {"": plan})[""]
+    if inputs.streaming:
+        return comparison, None
+    return comparison, (inputs.loaded.model, pruned(inputs.loaded.model, plan))
+
+
+def _by_checkpoint(teacher: Inputs, student: Inputs) -> tuple[Comparison, Subject | None]:
+    both = teacher.weight_bytes + student.weight_bytes
+    if both > free_bytes(device_of(teacher.config.runtime.device)):
+        say(f"evaluate: {both / 1e9:,.1f} GB of weights are read layer by layer")
+        options, device = student.config.model, student.config.runtime.device
+        return streamed_comparison(teacher, open_streamed(options, device=device, rounded=True)), None
+    from moeprune.evaluation.fidelity import bounded_batch_tokens, compare, logits_of
+    from moeprune.experiment.compress_run import load_written
+
+    whole, tokens = teacher.loaded.model, teacher.evaluation
+    packed = student.checkpoint.quantization is not None
+    smaller = load_written(student.directory, like=whole) if packed else student.loaded.model
+    size, logits = bounded_batch_tokens(whole, teacher.config.runtime.batch_tokens), {"": logits_of(smaller)}
+    with progress("evaluating") as advance:
+        comparison = compare(logits_of(whole), logits, tokens, batch_tokens=size, on_progress=advance)[""]
+    return comparison, (smaller, nullcontext())
+
+
+def streamed_comparison(teacher: Inputs, student: StreamedModel) -> Comparison:
+    """A checkpoint against its teacher, one layer of one of them in memory at a time."""
+    from moeprune.evaluation.streamed import compare_two_streamed
+
+    tokens, size = teacher.evaluation, teacher.config.runtime.batch_tokens
+    with progress("evaluating") as advance:
+        return compare_two_streamed(teacher.streamed, student, tokens, batch_tokens=size, on_progress=advance)
+
+
+def _default_data(teacher: str) -> list[dict[str, Any]]:
+    if teacher != "reference":
+        raise InputError("evaluate: give --data NAME=PATH with held-out trajectories")
+    return [{"name": name, "path": f"reference:{name}", "tokens": 16384} for name in ("agent", "prose", "python")]
