@@ -173,6 +173,8 @@ def _facts(made: Mapping[str, Any], plan: PrunePlan) -> str:
 
 
 def _settings(section: Mapping[str, Any]) -> str:
+    if section.get("name") == "portfolio":  # its options are whole criteria; the plan inside the checkpoint has them
+        return f"portfolio of {', '.join(section.get('criteria', ()))}"
     rest = ", ".join(f"{key}={value}" for key, value in section.items() if key != "name")
     return f"{section.get('name', '?')}" + (f" ({rest})" if rest else "")
 

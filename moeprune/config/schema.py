@@ -8,6 +8,7 @@ from moeprune.checkpoint.options import CheckpointOptions
 from moeprune.data.options import Domain, Intake
 from moeprune.dense.options import DenseOptions
 from moeprune.evaluation.options import EvaluationOptions
+from moeprune.experiment.refine import RefineOptions
 from moeprune.experiment.tracking import TrackingOptions
 from moeprune.models.loading import ModelOptions
 from moeprune.selection.criteria import AnyCriterion
@@ -54,6 +55,7 @@ class RunConfig(Section):
     model: ModelOptions = ModelOptions()
     calibration: CalibrationOptions = CalibrationOptions()
     selection: SelectionOptions = SelectionOptions()
+    refine: RefineOptions | None = None  # choose layer by layer among several criteria's sets, by measuring
     checkpoint: CheckpointOptions = CheckpointOptions()
     dense: tuple[DenseOptions, ...] = ()
     evaluation: Evaluation = Evaluation()
@@ -64,7 +66,8 @@ class RunConfig(Section):
     def _statistics_suffice(self) -> "RunConfig":
         recorded = {"default": (), "all": ("output_sum",), "samples": ("output_sum", "sample")}
         there = recorded[self.calibration.statistics]
-        for criterion in (self.selection.criterion, *self.evaluation.baselines):
+        tried = self.refine.criteria if self.refine else ()
+        for criterion in (self.selection.criterion, *tried, *self.evaluation.baselines):
             missing = [need for need in getattr(criterion, "needs", ()) if need not in there]
             if missing:
                 choice = "samples" if "sample" in missing else "all"

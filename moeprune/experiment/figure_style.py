@@ -89,6 +89,8 @@ def method_name(criterion: Mapping[str, Any], *, variant: bool = False) -> str:
         product, normalise = _hope_kind(criterion)
         diagonal = "" if criterion.get("pairwise", True) else ", diagonal only"
         return f"{shown} ({product}, {normalise}{diagonal})"
+    if name == "portfolio":
+        return f"{shown} of {', '.join(criterion.get('criteria', ()))}"
     options = ", ".join(f"{key}={value}" for key, value in criterion.items() if key != "name")
     return f"{shown} ({options})" if options else shown
 

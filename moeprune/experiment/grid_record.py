@@ -14,8 +14,8 @@ from moeprune.artifacts.statistics import RoutingStatistics
 from moeprune.experiment.figure_style import MethodStyle, method_names, method_style
 from moeprune.experiment.numbers import percent
 from moeprune.experiment.run_record import RunRecord, evaluated_domains, read_run, task_names
+from moeprune.experiment.runs import IDENTITY
 
-IDENTITY = ("model", "calibration", "selection", "checkpoint", "dense", "evaluation")  # sections that decide results
 CRITERION = "selection.criterion."
 CHOICES = (CRITERION, "selection.solver.")  # sections whose options depend on their name
 PRUNE = "selection.budget.prune"

@@ -116,6 +116,29 @@ class Inputs:
         options = self.config.calibration
         return load_tokens(options.domains, self.tokenizer, options, part=part, holdout=self.holdout)
 
+    @cached_property
+    def validation(self) -> TokenSet:
+        """Tokens to choose plans by: the calibration trajectories that come after the recorded ones, by domain.
+
+        Where a domain has none left its recorded ones are taken again, with a warning.
+        """
+        assert self.config.refine is not None
+        options, wanted = self.config.calibration, self.config.refine.tokens
+        mixed = [domain for domain in options.domains if self.config.selection.mix.get(domain.name, 1.0)]
+        more = [d.model_copy(update={"tokens": None if d.tokens is None else d.tokens + wanted}) for d in mixed]
+        part: Part = "calibration" if self.holdout else "all"
+        read = load_tokens(more, self.tokenizer, options, part=part, holdout=self.holdout)
+        recorded = {sequence.trajectory for sequence in self.calibration.sequences}
+        fresh = tuple(sequence for sequence in read.sequences if sequence.trajectory not in recorded)
+        left_out = [d.name for d in mixed if not any(sequence.domain == d.name for sequence in fresh)]
+        again = tuple(sequence for sequence in self.calibration.sequences if sequence.domain in left_out)
+        warnings = [
+            f"refine: every calibration trajectory of {name} was recorded, so plans are chosen on the tokens they were "
+            f"made from; give calibration domain {name} a limit (tokens), or more trajectories"
+            for name in left_out
+        ]
+        return TokenSet(fresh + again, read.manifest, tuple(warnings))
+
     @property
     def evaluation_part(self) -> Part:
         """A path that evaluation names is read whole; of a calibration path the held-out share is taken."""

@@ -15,6 +15,7 @@ from moeprune.experiment.console import logged, say
 from moeprune.experiment.inputs import Inputs
 from moeprune.experiment.passes import assist
 from moeprune.experiment.runs import STAGES, Run, locked
+from moeprune.experiment.select_run import select_stage
 
 Measuring = Callable[[Inputs, Mapping[str, PrunePlan]], stages.Measured] | None
 
@@ -86,7 +87,7 @@ def _run(run: Run, inputs: Inputs, shared: Path, last: int, measuring: Measuring
     if last == STAGES.index("record"):
         recorded = os.path.normpath(run.directory / run.record["stages"]["record"]["statistics"])
         return _outcome(run, {}, Path(recorded))
-    plans = stages.select_stage(run, statistics)
+    plans = select_stage(run, inputs, statistics)
     if last == STAGES.index("select"):
         return _outcome(run, {}, run.directory / "plan.json")
     made = stages.prune_stage(run, inputs, plans[stages.OWN])

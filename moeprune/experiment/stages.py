@@ -20,9 +20,6 @@ from moeprune.experiment.console import progress, say, warn
 from moeprune.experiment.inputs import Inputs
 from moeprune.experiment.passes import compared, leading, recorded, unmeasured
 from moeprune.experiment.runs import Run, locked, stage_key
-from moeprune.selection.evidence import mix_shares
-from moeprune.selection.options import SelectionOptions
-from moeprune.selection.select import select
 
 OWN = "own"  # label of the run's own criterion among the plans that are measured together
 PRUNED = "pruned"  # directory of the pruned model while `dense` has yet to make the checkpoint of it
@@ -123,56 +120,6 @@ def partial_of(path: Path) -> Path:
 
 def _parts(statistics: RoutingStatistics) -> tuple[Any, Any, Any]:
     return statistics.layers, statistics.domains, statistics.half
-
-
-def select_stage(run: Run, statistics: RoutingStatistics) -> dict[str, PrunePlan]:
-    """The run's plan under OWN, and one plan for each baseline criterion, from the same statistics."""
-    options = run.config.selection
-    baselines = baseline_options(run)
-    key = stage_key("select", options, list(baselines.items()), statistics.key)
-
-    def work() -> tuple[Entry, list[str]]:
-        describe_mix(statistics, options)
-        plan = select(statistics, options)
-        plan.save(run.directory / "plan.json")
-        for label, other in baselines.items():
-            select(statistics, other).save(run.directory / "baselines" / label / "plan.json")
-        describe_plan(plan)
-        return {"plan": "plan.json", "baselines": list(baselines)}, list(plan.warnings)
-
-    stage(run, "select", key, work)
-    paths = {OWN: run.directory / "plan.json"}
-    paths |= {label: run.directory / "baselines" / label / "plan.json" for label in baselines}
-    return {label: PrunePlan.load(path) for label, path in paths.items()}
-
-
-def baseline_options(run: Run) -> dict[str, SelectionOptions]:
-    """Label -> the run's selection with a baseline's criterion; a name that comes twice is numbered."""
-    labelled: dict[str, SelectionOptions] = {}
-    for criterion in run.config.evaluation.baselines:
-        name = str(criterion.name)
-        taken = sum(label == name or label.startswith(f"{name}-") for label in labelled)
-        label = name if not taken else f"{name}-{taken + 1}"
-        labelled[label] = run.config.selection.model_copy(update={"criterion": criterion})
-    return labelled
-
-
-def describe_mix(statistics: RoutingStatistics, options: SelectionOptions) -> None:
-    """The share of the counted tokens that each domain has in the decision, where there is more than one."""
-    shares = mix_shares(statistics, options.mix)
-    if len(shares) > 1:
-        say(f"select: mix of {', '.join(f'{domain} {share:.1%}' for domain, share in shares.items())} by tokens")
-
-
-def describe_plan(plan: PrunePlan) -> None:
-    """One line a layer: what was asked, what is kept, and how good the choice provably is."""
-    for layer in plan.layers:
-        proved = layer.gap is None or layer.status == "proved_optimal"
-        gap = "" if proved else f", at most {100 * (layer.gap or 0):.2f} % above the best possible"
-        say(
-            f"select: {layer.name} keeps {len(layer.kept)} of {layer.num_experts}, removes {len(layer.pruned)} "
-            f"({layer.status.replace('_', ' ')}{gap})"
-        )
 
 
 def prune_stage(run: Run, inputs: Inputs, plan: PrunePlan) -> Entry:

@@ -66,7 +66,7 @@ def select_file(
     mix: Sequence[str],
 ) -> dict[str, Any]:
     """Write the plan for a statistics file; options as they are typed on the command line."""
-    from moeprune.experiment.stages import describe_mix, describe_plan
+    from moeprune.experiment.select_run import describe_mix, describe_plan
     from moeprune.selection.options import SelectionOptions
     from moeprune.selection.select import select
 

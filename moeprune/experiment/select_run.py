@@ -1,0 +1,118 @@
+"""The select stage of a run: its own plan, those of the baselines and, with `refine:`, the portfolio of several."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.plan import PrunePlan
+from moeprune.artifacts.statistics import RoutingStatistics
+from moeprune.experiment.console import progress, say
+from moeprune.experiment.inputs import Inputs
+from moeprune.experiment.refine import RefineOptions, refine
+from moeprune.experiment.runs import Run, stage_key
+from moeprune.experiment.stages import OWN, Entry, stage
+from moeprune.selection.criteria import AnyCriterion
+from moeprune.selection.evidence import mix_shares
+from moeprune.selection.options import SelectionOptions
+from moeprune.selection.select import select
+
+
+def select_stage(run: Run, inputs: Inputs, statistics: RoutingStatistics) -> dict[str, PrunePlan]:
+    """The run's plan under OWN, and one plan for each baseline criterion, from the same statistics."""
+    options, refining = run.config.selection, run.config.refine
+    baselines = baseline_options(run)
+    read = [refining, inputs.model_identity, inputs.calibration_identity] if refining else []
+    key = stage_key("select", options, list(baselines.items()), statistics.key, *read)
+
+    def work() -> tuple[Entry, list[str]]:
+        describe_mix(statistics, options)
+        plan = select(statistics, options)
+        entry: Entry = {}
+        warnings: list[str] = []
+        if refining:
+            plan, entry, warnings = refined(inputs, refining, statistics, plan)
+        plan.save(run.directory / "plan.json")
+        for label, other in baselines.items():
+            select(statistics, other).save(run.directory / "baselines" / label / "plan.json")
+        describe_plan(plan)
+        return {"plan": "plan.json", "baselines": list(baselines), **entry}, [*plan.warnings, *warnings]
+
+    stage(run, "select", key, work)
+    paths = {OWN: run.directory / "plan.json"}
+    paths |= {label: run.directory / "baselines" / label / "plan.json" for label in baselines}
+    return {label: PrunePlan.load(path) for label, path in paths.items()}
+
+
+def refined(
+    inputs: Inputs, options: RefineOptions, statistics: RoutingStatistics, plan: PrunePlan
+) -> tuple[PrunePlan, Entry, list[str]]:
+    """The portfolio of the run's plan and those of `options.criteria`; what it changed; what readers must know."""
+    if not inputs.fits:
+        raise InputError(
+            "refine: plans are measured on the model in memory, and its weights do not fit; leave `refine` out, or run "
+            "on a machine with more memory"
+        )
+    selection = inputs.config.selection
+    tried = labelled((selection.criterion, *options.criteria))
+    plans = {
+        label: plan if number == 0 else select(statistics, selection.model_copy(update={"criterion": criterion}))
+        for number, (label, criterion) in enumerate(tried.items())
+    }
+    tokens = inputs.validation
+    say(f"select: refining {', '.join(plans)} on {tokens.tokens:,} validation tokens")
+    with progress("refining", unit="layers") as advance:
+        made = refine(
+            inputs.loaded.model,
+            plans,
+            tokens,
+            **options.model_dump(include={"goal", "margin", "rounds"}),
+            batch_tokens=inputs.config.runtime.batch_tokens,
+            on_progress=advance,
+        )
+    say(f"select: began with {made.start}")
+    for change in made.changes:
+        say(
+            f"select: {change.layer} takes the set of {change.source}, KL {change.before:.4f} -> {change.after:.4f} "
+            f"(standard error {change.error:.4f})"
+        )
+    criterion = {"name": "portfolio", "criteria": {k: c.model_dump(mode="json") for k, c in tried.items()}}
+    criterion |= {**options.model_dump(exclude={"criteria"}), "start": made.start, "chosen": dict(made.chosen)}
+    return (
+        made.plan.model_copy(update={"criterion": criterion}),
+        {"refined": [asdict(change) for change in made.changes]},
+        list(tokens.warnings),
+    )
+
+
+def baseline_options(run: Run) -> dict[str, SelectionOptions]:
+    """Label -> the run's selection with a baseline's criterion."""
+    baselines = labelled(run.config.evaluation.baselines)
+    return {label: run.config.selection.model_copy(update={"criterion": c}) for label, c in baselines.items()}
+
+
+def labelled(criteria: Sequence[AnyCriterion]) -> dict[str, AnyCriterion]:
+    """Criteria by name; a name that comes again is numbered."""
+    labels: dict[str, AnyCriterion] = {}
+    for criterion in criteria:
+        name = str(criterion.name)
+        taken = sum(label == name or label.startswith(f"{name}-") for label in labels)
+        labels[name if not taken else f"{name}-{taken + 1}"] = criterion
+    return labels
+
+
+def describe_mix(statistics: RoutingStatistics, options: SelectionOptions) -> None:
+    """The share of the counted tokens that each domain has in the decision, where there is more than one."""
+    shares = mix_shares(statistics, options.mix)
+    if len(shares) > 1:
+        say(f"select: mix of {', '.join(f'{domain} {share:.1%}' for domain, share in shares.items())} by tokens")
+
+
+def describe_plan(plan: PrunePlan) -> None:
+    """One line a layer: what was asked, what is kept, and how good the choice provably is."""
+    for layer in plan.layers:
+        proved = layer.gap is None or layer.status == "proved_optimal"
+        gap = "" if proved else f", at most {100 * (layer.gap or 0):.2f} % above the best possible"
+        say(
+            f"select: {layer.name} keeps {len(layer.kept)} of {layer.num_experts}, removes {len(layer.pruned)} "
+            f"({layer.status.replace('_', ' ')}{gap})"
+        )
