@@ -27,12 +27,18 @@ if TYPE_CHECKING:
     from moeprune.data.options import Domain as Domain
     from moeprune.data.options import Intake as Intake
     from moeprune.data.trajectories import TokenSet as TokenSet
+    from moeprune.data.trajectories import load_records as load_records
     from moeprune.data.trajectories import load_tokens as load_tokens
+    from moeprune.evaluation.agent import agent_questions as agent_questions
     from moeprune.evaluation.fidelity import fidelity as evaluate  # noqa: F401
+    from moeprune.evaluation.generation import agent_task as agent_task
+    from moeprune.experiment.interaction_figure import cluster_order as cluster_order
+    from moeprune.experiment.report_result import jaccard as jaccard
     from moeprune.models.loading import ModelOptions as ModelOptions
     from moeprune.models.loading import load_model as load_model
     from moeprune.models.pruned import pruned as pruned
     from moeprune.recording.recorder import record as record
+    from moeprune.selection.interaction import interaction as interaction
     from moeprune.selection.options import SelectionOptions as SelectionOptions
     from moeprune.selection.select import select as select
 
@@ -50,6 +56,12 @@ _PLACES = {
     "Intake": ("moeprune.data.options", "Intake"),
     "TokenSet": ("moeprune.data.trajectories", "TokenSet"),
     "load_tokens": ("moeprune.data.trajectories", "load_tokens"),
+    "load_records": ("moeprune.data.trajectories", "load_records"),
+    "agent_questions": ("moeprune.evaluation.agent", "agent_questions"),
+    "agent_task": ("moeprune.evaluation.generation", "agent_task"),
+    "cluster_order": ("moeprune.experiment.interaction_figure", "cluster_order"),
+    "jaccard": ("moeprune.experiment.report_result", "jaccard"),
+    "interaction": ("moeprune.selection.interaction", "interaction"),
     "evaluate": ("moeprune.evaluation.fidelity", "fidelity"),
     "ModelOptions": ("moeprune.models.loading", "ModelOptions"),
     "load_model": ("moeprune.models.loading", "load_model"),
