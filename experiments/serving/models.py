@@ -56,7 +56,7 @@ EXTRA = {
     "qwen3_moe": {**HEADS, **NARROW},
     "mixtral": {**HEADS},
     "olmoe": {"num_key_value_heads": 4},  # as in the released models; llama.cpp expects it
-    "qwen2_moe": {**NARROW, **SHARED},
+    "qwen2_moe": {**NARROW, **SHARED, "mlp_only_layers": []},
     "glm4_moe": {**HEADS, **NARROW, "vocab_size": 4112},
     "deepseek_v2": {**LATENT, **NARROW, **PLAIN, "n_group": 1, "topk_group": 1},
     "deepseek_v2_groups": {**LATENT, **NARROW, **PLAIN},

@@ -113,6 +113,7 @@ def write_log(work, name, done, told, engine_log):
     """What moeprune said, and the end of what the engine said, without the places of this run."""
     lines = engine_log.read_text(errors="replace").splitlines()[-60:] if engine_log.is_file() else []
     text = "\n".join([f"$ {name}: exit code {done.returncode}", *told, "--- the engine's last lines", *lines])
+    text = text.replace(f"{HERE.parent.parent}/", "")
     text = re.sub(r"\S*/(site-packages|lib/python3\.\d+)/", r".../\1/", text.replace(str(work), "WORK"))
     text = re.sub(r"/tmp/\S+", "TEMPORARY", re.sub(r"\bpid=\d+", "pid", text))
     folder = HERE / "logs"

@@ -64,6 +64,8 @@ def verify_checkpoint(
     asked = questions(inputs.tokenizer)
     if header is not None:
         dtype = header.dtype
+    elif _is_quantised(inputs):
+        dtype = f"{dtype}, quantised"
     say(f"verify: asking {engine} for {len(asked.prompts)} prompts in {dtype}")
     found = _ask(engine, inputs.directory, asked, python=python, binary=binary, header=header, dtype=dtype, log=log)
     say(f"verify: {found.engine} {found.version} answered; scoring its tokens in memory")
@@ -149,7 +151,13 @@ def _ask(
         return ask_llama_cpp(header.path, asked, python=python, binary=binary, log=log)
     assert python is not None
     name = cast(Literal["transformers", "vllm"], engine)
-    return ask_script(name, checkpoint, asked, python=python, dtype=dtype, log=log)
+    return ask_script(name, checkpoint, asked, python=python, dtype=dtype.partition(",")[0], log=log)
+
+
+def _is_quantised(inputs: Inputs) -> bool:
+    """Whether engines compute with other numbers than transformers, which unpacks: many quantise activations too."""
+    config = read_json(inputs.directory / "config.json")
+    return any(config.get(key) for key in ("quantization_config", "compression_config"))
 
 
 def _judge(
