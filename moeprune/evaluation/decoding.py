@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from moeprune.artifacts.errors import InputError
+from moeprune.models.placement import device_of_inputs
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
@@ -93,8 +94,8 @@ def _generate(
         input_ids[row, width - len(prompt) :] = torch.tensor(prompt)
         attention_mask[row, width - len(prompt) :] = 1
     tokens = model.generate(
-        input_ids=input_ids.to(model.device),
-        attention_mask=attention_mask.to(model.device),
+        input_ids=input_ids.to(device_of_inputs(model)),
+        attention_mask=attention_mask.to(device_of_inputs(model)),
         generation_config=GenerationConfig(
             max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=list(end_ids), pad_token_id=end_ids[0]
         ),

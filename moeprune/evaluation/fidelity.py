@@ -15,6 +15,7 @@ from moeprune.artifacts.plan import PrunePlan
 from moeprune.data.batches import collate, plan_batches
 from moeprune.data.trajectories import TokenSet
 from moeprune.evaluation.intervals import Comparison, DomainSums
+from moeprune.models.placement import device_of_inputs
 from moeprune.models.pruned import pruned
 
 # (input_ids int64 (batch, length), attention_mask int64 (batch, length)) -> logits (batch, length, vocabulary)
@@ -62,7 +63,7 @@ def logits_of(model: Any) -> Logits:
     """The model's logits as a function of ids and mask; inputs are moved to its device."""
 
     def logits(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        device = model.device
+        device = device_of_inputs(model)
         return model(input_ids=input_ids.to(device), attention_mask=attention_mask.to(device), use_cache=False).logits
 
     return logits

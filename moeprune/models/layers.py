@@ -2,7 +2,7 @@
 
 import hashlib
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import nn
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.statistics import Layer
 from moeprune.models.families import FAMILIES, Family, family_of
+from moeprune.models.placement import owned, value
 
 # Attributes of routers, under the names of different families.
 SCALINGS = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
@@ -93,16 +94,18 @@ def model_fingerprint(model: nn.Module, layers: list[MoELayer]) -> str:
 def router_weight(layer: MoELayer) -> torch.Tensor:
     """The router's projection (experts, hidden); rows of classes that are no experts follow."""
     rows = layer.info.num_experts + layer.extra
-    weights = [p for p in layer.router.parameters() if p.ndim == 2 and p.shape[0] == rows]
+    weights = [(m, name, p) for m, name, p in owned(layer.router) if p.ndim == 2 and p.shape[0] == rows]
     if len(weights) != 1:
         raise InputError(f"{layer.name}: expected one router weight with {rows} rows, found {len(weights)}")
-    return weights[0]
+    module, name, _ = weights[0]
+    return value(module, name)
 
 
 def choice_bias(layer: MoELayer) -> torch.Tensor | None:
     """What is added to the experts' scores (experts,) when they are chosen, but not in gates; None where nothing is."""
-    found = [getattr(module, name, None) for module in (layer.router, layer.block) for name in BIASES]
-    return next((bias.detach().float().reshape(-1) for bias in found if isinstance(bias, torch.Tensor)), None)
+    places = ((module, name) for module in (layer.router, layer.block) for name in BIASES)
+    found = (value(module, name) for module, name in places if isinstance(getattr(module, name, None), torch.Tensor))
+    return next((bias.detach().float().reshape(-1) for bias in found), None)
 
 
 def _known_types(config: Any) -> set[str]:
@@ -169,7 +172,25 @@ def _post_scale(name: str, block: nn.Module, family: Family) -> float:
     return float(value)
 
 
+def require_movable(model: nn.Module, device_map: Mapping[str, int | str]) -> None:
+    """Raises InputError for experts that would wait on disk, or beside a GPU, although their family reads their weights
+    where no hook brings them. `device_map` names every part once."""
+    waiting = {"disk", "cpu"} if set(device_map.values()) - {"disk", "cpu"} else {"disk"}
+    for layer in find_moe_layers(model) if _known_types(model.config) else ():
+        name = f"{layer.name}.experts"
+        places = {
+            place
+            for part, place in device_map.items()
+            if f"{name}.".startswith(f"{part}." if part else "") or f"{part}.".startswith(f"{name}.")
+        }
+        if layer.family.flat_rows and places & waiting:
+            raise InputError(
+                f"runtime.device_map: {name} of {layer.family.model_type} must be on a device: its weights are read "
+                "past accelerate's hooks; place them, or leave device_map out and set runtime.streaming=on"
+            )
+
+
 def projection(layer: MoELayer) -> torch.Tensor | None:
     """The matrix (hidden, latent) that what experts put out is mapped with; None where it is in the hidden size."""
     module = getattr(layer.block, layer.family.projection, None) if layer.family.projection else None
-    return None if module is None or isinstance(module, nn.Identity) else module.weight
+    return None if module is None or isinstance(module, nn.Identity) else value(module, "weight")

@@ -1,16 +1,20 @@
 """Open a model and its tokenizer from a path, a hub name or `reference`, with errors before the expensive step."""
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from moeprune.artifacts.errors import InputError
 from moeprune.reference import MODEL_DIR
+
+if TYPE_CHECKING:
+    from moeprune.models.placement import DeviceMap
 
 ALIGNMENT = 64  # bytes; what torch gives to memory it allocates
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -122,15 +126,51 @@ def without_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def load_model(options: ModelOptions, *, device: str = "auto") -> LoadedModel:
-    """The model in eval mode on the device, and its tokenizer. InputError for a bad path or an unknown config."""
+def load_model(
+    options: ModelOptions,
+    *,
+    device: str = "auto",
+    device_map: "DeviceMap | None" = None,
+    offload_folder: str | None = None,
+) -> LoadedModel:
+    """The model in eval mode on the device, or spread by accelerate as `device_map` says, and its tokenizer.
+
+    InputError for a bad path, an unknown config and a map that names what is not there.
+    """
     directory = local_directory(options)
     load_config(directory)
     place = device_of(device)
     with without_bars():
-        model = pretrained(directory, options.dtype, device=place).to(place)
+        if device_map is None:
+            model = pretrained(directory, options.dtype, device=place).to(place)
+        else:
+            model = _spread(directory, options.dtype, place, device_map, offload_folder)
     align(model)
     return LoadedModel(model, load_tokenizer(directory), directory)
+
+
+def _spread(directory: Path, dtype: Dtype, device: str, device_map: "DeviceMap", folder: str | None) -> Any:
+    """The model with its modules on several devices, or waiting in memory or in `folder`."""
+    from moeprune.models.layers import require_movable
+    from moeprune.models.placement import align_waiting, require_device_map, resolved
+
+    require_device_map(device_map, folder)
+    if not isinstance(device_map, str):
+        import torch
+
+        config = load_config(directory)
+        with torch.device("meta"):
+            empty = auto_class(config).from_config(config)
+        device_map = resolved(empty, device_map)
+        require_movable(empty, device_map)
+    try:
+        with warnings.catch_warnings():  # a parameter beside submodules is named by itself, which accelerate remarks on
+            warnings.filterwarnings("ignore", message="The following device_map keys do not match")
+            model = pretrained(directory, dtype, device=device, device_map=device_map, offload_folder=folder)
+    except ValueError as error:  # accelerate's answer to what does not fit where it was told to go
+        raise InputError(f"runtime.device_map: {error}") from error
+    align_waiting(model, ALIGNMENT)
+    return model
 
 
 def align(model: Any) -> None:

@@ -1,6 +1,7 @@
 """A model with only the kept experts, in memory: `with pruned(model, plan): ...`; afterwards it is as it was."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -11,6 +12,7 @@ from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.models.expert_table import remapped
 from moeprune.models.layers import MoELayer, find_moe_layers, model_fingerprint
+from moeprune.models.placement import Changed, waiting_weights
 
 # Attributes that hold the number of routed experts, or of all classes of the router, and are read in a forward pass.
 COUNT_ATTRIBUTES = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
@@ -62,12 +64,17 @@ def _swaps(layer: MoELayer, kept: Sequence[int]) -> Iterator[tuple[dict[str, Any
     """(store, name, value inside the context) for every tensor and count of one layer."""
     count, extra = layer.info.num_experts, layer.extra
     for module, size in _expert_modules(layer):
+        cuts: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
         for store in (module._parameters, module._buffers):
             for name, tensor in store.items():
                 small = None if tensor is None else _without(layer, name, tensor.detach(), kept, size)
                 if small is not None:
                     is_parameter = store is module._parameters
                     yield store, name, nn.Parameter(small, requires_grad=False) if is_parameter else small
+                    cuts[name] = partial(_cut, layer, name, kept=kept, size=size)
+        waiting = waiting_weights(module)
+        if waiting is not None and cuts:
+            yield waiting[0], "weights_map", Changed(waiting[1], partial(_changed, cuts))
         for name, value in list(module.__dict__.items()):
             if name in COUNT_ATTRIBUTES and value == count:
                 yield module.__dict__, name, len(kept)
@@ -116,3 +123,15 @@ def _without(layer: MoELayer, name: str, tensor: torch.Tensor, kept: Sequence[in
         return None
     rows = [expert * size + row for expert in kept for row in range(size)] + list(range(count, count + extra))
     return tensor.index_select(axis, torch.tensor(rows, device=tensor.device))
+
+
+def _changed(
+    cuts: Mapping[str, Callable[[torch.Tensor], torch.Tensor]], name: str, tensor: torch.Tensor
+) -> torch.Tensor:
+    return cuts[name](tensor) if name in cuts else tensor
+
+
+def _cut(layer: MoELayer, name: str, tensor: torch.Tensor, *, kept: Sequence[int], size: int) -> torch.Tensor:
+    small = _without(layer, name, tensor, kept, size)
+    assert small is not None
+    return small

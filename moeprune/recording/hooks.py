@@ -14,6 +14,7 @@ from torch.nn.functional import linear
 
 from moeprune.models.layers import MoELayer, projection
 from moeprune.models.memory import keep_freed_memory
+from moeprune.models.placement import is_away
 from moeprune.recording import input_gated
 
 ROW_BLOCK = 4  # rows that a float32 matrix product on CPU works on at a time
@@ -108,9 +109,10 @@ def slot_outputs(
 
 
 def _chunks(layer: MoELayer, hidden: torch.Tensor) -> list[slice]:
-    """The rows of a call in pieces whose expert outputs fit into a CPU's cache; one piece on other devices."""
+    """The rows of a call in pieces whose expert outputs fit into a CPU's cache; one piece on other devices, and where
+    every call brings the weights first."""
     rows = len(hidden)
-    if hidden.device.type == "cpu":
+    if hidden.device.type == "cpu" and not is_away(layer.experts):
         top_k, width = layer.info.top_k, hidden.shape[-1] * hidden.element_size()
         rows = max(CHUNK_BYTES // (top_k * width), ROWS_AN_EXPERT * layer.info.num_experts // top_k)
     return [slice(start, start + rows) for start in range(0, len(hidden), rows)]

@@ -14,6 +14,7 @@ from moeprune.data.batches import collate, plan_batches
 from moeprune.data.trajectories import Sequence as TokenSequence
 from moeprune.data.trajectories import TokenSet
 from moeprune.models.layers import MoELayer, find_moe_layers, model_fingerprint
+from moeprune.models.placement import device_of_inputs, device_of_module
 from moeprune.recording.accumulate import LayerSums, StatisticsChoice
 from moeprune.recording.checks import RecordingError, check_conservation, rebuilt
 from moeprune.recording.distributed import Team
@@ -47,7 +48,7 @@ def record(
     """
     layers = find_moe_layers(model)
     fingerprint = model_fingerprint(model, layers)
-    recording = Recording(model, layers, tokens, statistics, device=model.device, fingerprint=fingerprint)
+    recording = Recording(model, layers, tokens, statistics, device=device_of_inputs(model), fingerprint=fingerprint)
     everything = plan_batches(tokens.sequences, batch_tokens)
     batches = recording.share(everything, team)
     folder = partial if team is None else team.folder(partial)
@@ -155,7 +156,8 @@ class Recording:
         self, layer: MoELayer, rows: slice, index: torch.Tensor, gates: torch.Tensor, outputs: torch.Tensor
     ) -> None:
         sums = self._target[layer.name]
-        sums.add(index, gates, outputs, None if self._counted is None else self._counted[rows])
+        counted = None if self._counted is None else self._counted[rows].to(index.device)
+        sums.add(index, gates, outputs, counted)
         if not bool(torch.isfinite(sums.norm_square_sum).all()):
             raise RecordingError(
                 f"{layer.name}: an expert's output is not finite in this batch; check the model and its dtype"
@@ -175,7 +177,7 @@ class Recording:
         return {
             layer.name: LayerSums(
                 layer.info,
-                device=self._device,
+                device=device_of_module(layer.experts, self._device),
                 hidden=self._hidden,
                 statistics=self._statistics,
                 sample=None if self._sampler is None else self._sampler.new_rows(layer, domain, even=even),

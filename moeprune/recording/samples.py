@@ -112,7 +112,7 @@ class Sampler:
         for chunk in hidden.split(step):
             every = index.expand(len(chunk), -1)
             outputs = in_hidden_size(layer, slot_outputs(layer, unobserved(layer), chunk, every))
-            parts.append((outputs.float() @ self._projection).cpu())
+            parts.append((outputs.float() @ self._projection.to(outputs.device)).cpu())
         outputs = torch.cat(parts)
         if not bool(torch.isfinite(outputs).all()):
             raise RecordingError(f"{layer.name}: an expert's output is not finite for a sampled token; check the dtype")
