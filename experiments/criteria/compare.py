@@ -14,7 +14,7 @@ from typing import Any
 
 # Half the width of a 95 % interval of a mean, in standard errors, for 2 to 10 draws.
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-NEW = ("reroute", "worst_domain 0", "worst_domain 1")
+NEW = ("reroute", "worst_domain 0", "worst_domain 1", "portfolio", "portfolio worst")
 PUBLISHED = ("frequency", "ean", "reap", "reap_l2", "hope co_selected", "hope all_tokens")
 RIVALS = ("hope co_selected", "hope all_tokens", "reap")
 # What is measured over the domains that were calibrated on: with one domain, mean and worst are that one.
@@ -24,7 +24,8 @@ MEASURES = {
     "agent 50 %": ("kl agent",),
 }
 COLORS = {"reroute": "#0072B2", "worst_domain 0": "#009E73", "worst_domain 1": "#D55E00"}
-MARKERS = {"reroute": "o", "worst_domain 0": "^", "worst_domain 1": "s"}
+COLORS |= {"portfolio": "#CC79A7", "portfolio worst": "#000000"}
+MARKERS = {"reroute": "o", "worst_domain 0": "^", "worst_domain 1": "s", "portfolio": "D", "portfolio worst": "v"}
 Values = dict[str, dict[int, float]]  # criterion -> draw -> value
 
 
@@ -104,7 +105,7 @@ def figure(rows: list[dict[str, str]]) -> Any:
         rivals = {**{rival: rival for rival in RIVALS}, best: f"best published:\n{best}"}
         for number, rule in enumerate(NEW):
             ends = [paired(values[rule], values[rival]) for rival in rivals]
-            places = [place + 0.2 * (number - 1) for place in range(len(rivals))]
+            places = [place + 0.15 * (number - 2) for place in range(len(rivals))]
             axes.errorbar(
                 [end[0] for end in ends],
                 places,

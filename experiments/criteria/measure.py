@@ -18,10 +18,11 @@ import torch
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.artifacts.statistics import RoutingStatistics
 from moeprune.data.options import Domain, Intake
-from moeprune.data.trajectories import load_records, load_tokens
+from moeprune.data.trajectories import TokenSet, load_records, load_tokens
 from moeprune.evaluation.agent import agent_questions
 from moeprune.evaluation.fidelity import fidelity
 from moeprune.evaluation.generation import agent_task
+from moeprune.experiment.refine import Goal, refine
 from moeprune.models.loading import ModelOptions, load_model
 from moeprune.recording.recorder import record
 from moeprune.reference import DOMAINS
@@ -44,6 +45,11 @@ CRITERIA: dict[str, dict[str, Any]] = {
     "worst_domain 0": {"name": "worst_domain", "emphasis": 0.0},
     "reroute": {"name": "reroute"},
 }
+# Chosen layer by layer among these rules' sets, by KL on tokens that come after the recorded ones; written down before.
+PORTFOLIO = ("reap", "reap_l2", "hope co_selected", "hope all_tokens", "hope outputs", "worst_domain 0")
+PORTFOLIOS: dict[str, Goal] = {"portfolio": "mean", "portfolio worst": "worst"}
+VALIDATION = 24_576  # tokens, in equal parts over the domains
+RULES = (*CRITERIA, *PORTFOLIOS)
 FIELDS = ["setting", "draw", "criterion", *(f"kl {domain}" for domain in DOMAINS), "kl mean", "kl worst"]
 FIELDS += ["agent accuracy"]
 
@@ -76,11 +82,24 @@ class Laboratory:
         records = load_records(Domain(name="agent", path="reference:agent"), part="heldout")
         self.questions, _ = agent_questions(records, count=questions)
 
+    def calibration(self, names: tuple[str, ...], draw: int, *, tokens: int) -> TokenSet:
+        domains = [Domain(name=name, path=f"reference:{name}", tokens=tokens // len(names)) for name in names]
+        return load_tokens(domains, self.tokenizer, Intake(seed=draw), part="calibration")
+
     def recorded(self, names: tuple[str, ...], draw: int) -> RoutingStatistics:
-        share = self.tokens // len(names)
-        domains = [Domain(name=name, path=f"reference:{name}", tokens=share) for name in names]
-        tokens = load_tokens(domains, self.tokenizer, Intake(seed=draw), part="calibration")
-        return record(self.model, tokens, statistics="samples")
+        return record(self.model, self.calibration(names, draw, tokens=self.tokens), statistics="samples")
+
+    def validation(self, names: tuple[str, ...], draw: int) -> TokenSet:
+        """The trajectories that come after the recorded ones."""
+        more = self.calibration(names, draw, tokens=self.tokens + self.tokens * VALIDATION // TOKENS)
+        recorded = {s.trajectory for s in self.calibration(names, draw, tokens=self.tokens).sequences}
+        return TokenSet(tuple(s for s in more.sequences if s.trajectory not in recorded), more.manifest)
+
+    def portfolio(self, plans: Mapping[str, PrunePlan], tokens: TokenSet, goal: Goal) -> PrunePlan:
+        made = refine(self.model, {label: plans[label] for label in PORTFOLIO}, tokens, goal=goal)
+        changed = ", ".join(f"{change.layer} {change.source}" for change in made.changes)
+        print(f"portfolio ({goal}) from {made.start}: {changed or 'unchanged'}", flush=True)
+        return made.plan
 
     def measured(self, plans: Mapping[str, PrunePlan]) -> dict[str, Row]:
         """Label -> KL by domain and accuracy; plans that keep the same experts are measured once."""
@@ -114,7 +133,7 @@ def read(path: Path) -> dict[tuple[str, int, str], Row]:
 
 
 def write(path: Path, rows: Mapping[tuple[str, int, str], Row]) -> None:
-    order = [(s, d, c) for s in SETTINGS for d in sorted({key[1] for key in rows}) for c in CRITERIA]
+    order = [(s, d, c) for s in SETTINGS for d in sorted({key[1] for key in rows}) for c in RULES]
     beside = path.with_suffix(".partial")
     with beside.open("w", encoding="utf-8", newline="") as out:
         writer = csv.DictWriter(out, fieldnames=FIELDS, lineterminator="\n")
@@ -128,7 +147,7 @@ def write(path: Path, rows: Mapping[tuple[str, int, str], Row]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=Path(__file__).parent)
-    parser.add_argument("--only", nargs="+", choices=CRITERIA, default=list(CRITERIA), help="measure these rules alone")
+    parser.add_argument("--only", nargs="+", choices=RULES, default=list(RULES), help="measure these rules alone")
     parser.add_argument("--small", action="store_true", help="a smoke run: few tokens, numbers without meaning")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -142,7 +161,13 @@ def main() -> None:
             if not missing:
                 continue
             statistics = lab.recorded(setting.domains, draw)
-            plans = {criterion: plan_for(statistics, criterion, setting, draw) for criterion in missing}
+            portfolios = [rule for rule in missing if rule in PORTFOLIOS]
+            needed = {*missing, *(PORTFOLIO if portfolios else ())} & CRITERIA.keys()
+            made = {rule: plan_for(statistics, rule, setting, draw) for rule in CRITERIA if rule in needed}
+            if portfolios:
+                tokens = lab.validation(setting.domains, draw)
+                made |= {rule: lab.portfolio(made, tokens, PORTFOLIOS[rule]) for rule in portfolios}
+            plans = {rule: made[rule] for rule in missing}
             for criterion, values in lab.measured(plans).items():
                 key = {"setting": name, "draw": draw, "criterion": criterion}
                 rows[name, draw, criterion] = {**key, **values}
