@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from moeprune.artifacts.plan import PrunePlan
+from moeprune.config.schema import RunConfig
 from moeprune.evaluation.agent import accuracy_metrics, agent_questions
+from moeprune.evaluation.code import code_metrics, code_task, code_warnings, solved
 from moeprune.evaluation.decoding import end_tokens
 from moeprune.evaluation.fidelity import bounded_batch_tokens, compare, logits_of, pruned_logits
 from moeprune.evaluation.generation import (
@@ -29,6 +31,7 @@ from moeprune.evaluation.generation import (
 )
 from moeprune.evaluation.intervals import base_metrics
 from moeprune.evaluation.loops import open_prompts
+from moeprune.evaluation.options import CodeOptions
 from moeprune.experiment.compress_write import compress_checkpoint, need_data
 from moeprune.experiment.console import progress, say
 from moeprune.experiment.evaluate import streamed_comparison
@@ -92,9 +95,19 @@ def dense_stage(run: Run, inputs: Inputs, plan: PrunePlan, sizes: Entry) -> Entr
         entry |= {name: sizes[name] for name in ("parameters_base", "bytes_base")}
         # Not `metrics`: in an entry that names the file of the evaluate stage.
         entry |= {"coverage": told["dense"]["coverage"], "counts": told["dense"]["metrics"]}
-        return {**entry, "reloaded": asdict(report.reloaded)}, list(report.warnings)
+        return {**entry, "reloaded": asdict(report.reloaded)}, [*_unmixed(config), *report.warnings]
 
     return stage(run, "dense", dense_key(inputs, plan), work)
+
+
+def _unmixed(config: RunConfig) -> list[str]:
+    """What to say where a mix was asked for: weights learn from tokens as they come."""
+    if not need_data(config.dense) or len({*config.selection.mix.values(), 1.0}) == 1:
+        return []
+    return [
+        "dense: selection.mix decides about experts only; for dense weights every calibration token counts the same. "
+        "Give a domain more tokens to give it more weight there"
+    ]
 
 
 def measure_written(inputs: Inputs, plans: Mapping[str, PrunePlan], directory: Path) -> Measured:
@@ -118,6 +131,10 @@ def measure_written(inputs: Inputs, plans: Mapping[str, PrunePlan], directory: P
         base = agent_answers(teacher, tokenizer, questions)
         own = accuracy_metrics(task, agent_answers(student, tokenizer, questions), base)
         merge(metrics, {OWN: own} | agent_task(teacher, tokenizer, questions, others, name=task, base=base))
+    if options.code is not None:
+        say(f"evaluate: programs of {options.code.problems}")
+        merge(metrics, _programs(options.code, inputs, student, others))
+        warnings += code_warnings(options.code)
     if options.loops:
         say("evaluate: loop rate")
         merge(metrics, _loops(inputs, student, others))
@@ -157,6 +174,15 @@ def load_written(directory: Path, *, like: Any) -> Any:
     with torch.no_grad():
         model(input_ids=torch.arange(8)[None], use_cache=False)  # packed weights are unpacked by the first forward
     return model.to(like.device, like.dtype)  # only now, so that they are unpacked in their own dtype
+
+
+def _programs(
+    options: CodeOptions, inputs: Inputs, student: Any, others: Mapping[str, PrunePlan]
+) -> dict[str, dict[str, float]]:
+    teacher, tokenizer = inputs.loaded.model, inputs.loaded.tokenizer
+    base = solved(teacher, tokenizer, options)
+    own = code_metrics(options, solved(student, tokenizer, options), base)
+    return {OWN: own} | code_task(teacher, tokenizer, options, others, base=base)
 
 
 def _loops(inputs: Inputs, student: Any, others: Mapping[str, PrunePlan]) -> dict[str, dict[str, float]]:

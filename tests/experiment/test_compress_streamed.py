@@ -13,7 +13,8 @@ import pytest
 
 from moeprune.artifacts.errors import InputError
 from moeprune.checkpoint.writer import prune_checkpoint
-from moeprune.experiment import compress_walk, evaluate
+from moeprune.config.load import load_run
+from moeprune.experiment import compress_run, compress_walk, evaluate
 from moeprune.experiment.compress import compress_file
 from moeprune.experiment.pipeline import run_file
 from tests.checkpoint.sources import plan_for
@@ -152,3 +153,10 @@ def test_a_compressed_dense_model_is_measured_against_its_base(free, tmp_path, m
         speed=False,
     )
     assert same["metrics"]["fidelity/kl/text"] == pytest.approx(0, abs=1e-9)
+
+
+def test_a_mix_is_said_to_decide_about_experts_only():
+    config = load_run(RUN, ["selection.mix={agent: 3.0}", "dense=[{name: wanda, targets: [attention]}]"])
+    assert "every calibration token counts the same" in compress_run._unmixed(config)[0]
+    assert not compress_run._unmixed(load_run(RUN, ["selection.mix={agent: 3.0}", "dense=[{name: fp8}]"]))
+    assert not compress_run._unmixed(load_run(RUN, ["dense=[{name: wanda, targets: [attention]}]"]))

@@ -78,3 +78,27 @@ def test_logits_are_those_of_a_plain_load(source, dtype, tmp_path, monkeypatch):
         for _ in passes.layers():
             passes.advance(0)
         assert torch.equal(passes.finish(0), expected)
+
+
+def test_packed_weights_are_unpacked_layer_by_layer(tmp_path):
+    """compressed-tensors would unpack the whole model at its first forward pass; a streamed one has never all of it."""
+    pytest.importorskip("compressed_tensors")
+    from moeprune.dense.quantize import RTN
+    from moeprune.experiment.compress_write import compress_checkpoint
+
+    source = save_tiny("qwen3_moe", tmp_path / "source", dtype="bfloat16", num_hidden_layers=3)
+    methods = [RTN(group_size=8, targets=("attention", "routed_expert"))]
+    compress_checkpoint(Path(source), tmp_path / "packed", methods, None, device="cpu")
+    options, batch = ModelOptions(path=str(tmp_path / "packed"), dtype="bfloat16"), inputs("qwen3_moe")
+    with torch.no_grad():
+        expected = load_model(options, device="cpu").model(**batch, use_cache=False).logits
+    streamed = open_streamed(options, device="cpu")
+    packed = streamed.model.model.layers[0].self_attn.q_proj
+    names = list(packed._parameters)
+    with LayerMajor(streamed, [lambda: streamed.model(**batch, use_cache=False).logits], scratch=tmp_path) as passes:
+        for position in passes.layers():
+            assert hasattr(packed, "weight") == (position == 0)
+            passes.advance(0)
+        assert torch.equal(passes.finish(0), expected)
+    assert list(packed._parameters) == names
+    assert all(tensor is None or tensor.is_meta for tensor in packed._parameters.values())
