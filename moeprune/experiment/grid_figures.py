@@ -125,7 +125,9 @@ def heat_map(
     for y, x in np.ndindex(*values.shape):
         if np.isfinite(values[y, x]):
             dark = float(norm(values[y, x])) < 0.55
-            axes.text(x, y, rough(float(values[y, x])), ha="center", va="center", fontsize=size, color="w" if dark else "k")
+            axes.text(
+                x, y, rough(float(values[y, x])), ha="center", va="center", fontsize=size, color="w" if dark else "k"
+            )
     for y, row in enumerate(values):
         if np.isfinite(row).any():
             worst = int(np.nanargmax(row))

@@ -180,6 +180,10 @@ class Inputs:
             from moeprune.evaluation.harness import require_tasks
 
             require_tasks(self.config.evaluation.harness)
+        if self.config.evaluation.code is not None:
+            from moeprune.evaluation.code import require_code
+
+            require_code(self.config.evaluation.code)
 
     def _check_mix(self) -> None:
         mix, domains = self.config.selection.mix, [domain.name for domain in self.config.calibration.domains]
@@ -208,7 +212,14 @@ class Inputs:
 
     @cached_property
     def evaluation_identity(self) -> list[Any]:
-        return [self.config.evaluation, [_content(domain, "heldout") for domain in self.evaluation_domains]]
+        code = self.config.evaluation.code
+        asked = self.config.evaluation.model_dump(mode="json", exclude={"code"} if code is None else set())
+        identity = [asked, [_content(domain, "heldout") for domain in self.evaluation_domains]]
+        if code is not None:
+            from moeprune.evaluation.code import problems_file
+
+            identity.append(hashlib.sha256(problems_file(code).read_bytes()).hexdigest())
+        return identity
 
 
 SAMPLES, SAMPLE_BYTES = 256, 65_536

@@ -227,7 +227,7 @@ def measure(inputs: Inputs, plans: Mapping[str, PrunePlan]) -> Measured:
     comparisons = compared(inputs, plans)
     metrics = {label: comparison.metrics() for label, comparison in comparisons.items()}
     warnings = [*tokens.warnings, *next(iter(comparisons.values())).warnings]
-    if not (options.tasks or options.loops or options.harness or options.speed):
+    if not (options.tasks or options.code or options.loops or options.harness or options.speed):
         return metrics, warnings
     if not inputs.fits:
         return metrics, [*warnings, unmeasured(inputs)]
@@ -237,6 +237,12 @@ def measure(inputs: Inputs, plans: Mapping[str, PrunePlan]) -> Measured:
         questions, task_warnings = agent_questions(task_records(inputs, task), count=options.task_questions)
         warnings += task_warnings
         merge(metrics, agent_task(loaded.model, loaded.tokenizer, questions, plans, name=task))
+    if options.code is not None:
+        say(f"evaluate: programs of {options.code.problems}")
+        from moeprune.evaluation.code import code_task, code_warnings
+
+        warnings += code_warnings(options.code)
+        merge(metrics, code_task(loaded.model, loaded.tokenizer, options.code, plans))
     if options.loops:
         say("evaluate: loop rate")
         merge(metrics, loop_rate(loaded.model, loaded.tokenizer, tokens, plans))
