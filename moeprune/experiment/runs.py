@@ -27,7 +27,7 @@ from moeprune.experiment.tracking import Tracker, open_tracker
 FORMAT = "moeprune.run/1"
 STAGES = ("record", "select", "prune", "dense", "evaluate", "report")  # dense: only of runs that have `dense:`
 # Raised when a change of code changes a stage's numbers, so that old results are not reused under a new meaning.
-STAGE_VERSIONS = {"record": 1, "select": 1, "prune": 1, "dense": 1, "evaluate": 1, "report": 1}
+STAGE_VERSIONS = {"record": 1, "select": 1, "prune": 1, "dense": 2, "evaluate": 1, "report": 1}
 # Sections that decide results: not tracking, not runtime.
 IDENTITY = ("model", "calibration", "selection", "refine", "checkpoint", "dense", "evaluation")
 
