@@ -10,7 +10,7 @@ from moeprune.dense.options import DenseOptions
 from moeprune.evaluation.options import EvaluationOptions
 from moeprune.experiment.refine import RefineOptions
 from moeprune.experiment.tracking import TrackingOptions
-from moeprune.models.loading import ModelOptions
+from moeprune.models.loading import DeviceMap, ModelOptions
 from moeprune.selection.criteria import AnyCriterion
 from moeprune.selection.options import SelectionOptions
 
@@ -47,6 +47,18 @@ class RuntimeOptions(Section):
     device: str = "auto"
     batch_tokens: int = Field(default=8192, ge=1)
     streaming: Literal["auto", "on", "off"] = "auto"
+    device_map: DeviceMap | None = None  # spread the model over devices, as accelerate does: auto, or module: device
+    offload_folder: str | None = None  # takes a copy of the weights that device_map puts on disk
+
+    @model_validator(mode="after")
+    def _one_way_to_hold_the_model(self) -> "RuntimeOptions":
+        if self.device_map is not None and self.streaming == "on":
+            raise ValueError(
+                "device_map keeps the whole model at hand and streaming reads it layer by layer; leave one of them out"
+            )
+        if self.offload_folder is not None and self.device_map is None:
+            raise ValueError("offload_folder is for weights that device_map puts on disk; set device_map too")
+        return self
 
 
 class RunConfig(Section):

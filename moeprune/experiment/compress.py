@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from moeprune.artifacts.errors import InputError
 from moeprune.checkpoint.options import Layout
@@ -34,6 +34,12 @@ class CompressConfig(Section):
     calibration: CalibrationOptions | None = None
     checkpoint: WrittenOptions = WrittenOptions()
     runtime: RuntimeOptions = RuntimeOptions()
+
+    @model_validator(mode="after")
+    def _weights_are_here(self) -> "CompressConfig":
+        if self.runtime.device_map is not None:
+            raise ValueError("runtime.device_map is for pruning; what does not fit is read by runtime.streaming: on")
+        return self
 
 
 def compress_file(model: str, config: Path, output: Path, *, overwrite: bool) -> dict[str, Any]:

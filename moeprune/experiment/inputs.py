@@ -69,7 +69,13 @@ class Inputs:
 
     @cached_property
     def loaded(self) -> LoadedModel:
-        return load_model(self.config.model, device=self.config.runtime.device)
+        runtime = self.config.runtime
+        return load_model(
+            self.config.model,
+            device=runtime.device,
+            device_map=runtime.device_map,
+            offload_folder=runtime.offload_folder,
+        )
 
     @cached_property
     def streamed(self) -> StreamedModel:
@@ -89,7 +95,9 @@ class Inputs:
 
     @property
     def fits(self) -> bool:
-        """Whether the weights are in memory or there is room for them."""
+        """Whether the weights are in memory or there is room for them; a device_map makes room for itself."""
+        if self.config.runtime.device_map is not None:
+            return True
         free = free_bytes(device_of(self.config.runtime.device))
         if self.device_type == "cpu":
             free //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's processes share the machine
@@ -171,11 +179,13 @@ class Inputs:
     def inspect_model(self) -> None:
         """Refuse a model that cannot be pruned, before data is read or weights are loaded."""
         assert self.layers
+        self._check_device_map()
 
     def inspect(self) -> None:
         """Refuse a model, a budget or a ruler that cannot work, before data is read or weights are loaded."""
         check_budget(self.layers, self.config.selection.budget)
         self._check_mix()
+        self._check_device_map()
         if self.config.evaluation.harness:
             from moeprune.evaluation.harness import require_tasks
 
@@ -184,6 +194,32 @@ class Inputs:
             from moeprune.evaluation.code import require_code
 
             require_code(self.config.evaluation.code)
+
+    def _check_device_map(self) -> None:
+        device_map, folder = self.config.runtime.device_map, self.config.runtime.offload_folder
+        if device_map is None:
+            return
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise InputError(
+                "runtime.device_map: torchrun's processes would each spread the model over all devices; start one "
+                "process, or leave device_map out"
+            )
+        if self.config.dense:
+            raise InputError(
+                "runtime.device_map: dense methods change weights in place, and a spread model has some elsewhere; "
+                "leave device_map out: runtime.streaming=on reads what does not fit layer by layer"
+            )
+        if self.config.evaluation.harness or self.config.evaluation.speed:
+            raise InputError(
+                "runtime.device_map: evaluation.harness and evaluation.speed are for a model on one device; set them "
+                "to [] and false, or leave device_map out"
+            )
+        from moeprune.models.layers import require_movable
+        from moeprune.models.placement import require_device_map, resolved
+
+        require_device_map(device_map, folder)
+        if not isinstance(device_map, str):
+            require_movable(self.checkpoint.memory.model, resolved(self.checkpoint.memory.model, device_map))
 
     def _check_mix(self) -> None:
         mix, domains = self.config.selection.mix, [domain.name for domain in self.config.calibration.domains]

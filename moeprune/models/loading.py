@@ -6,18 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from moeprune.artifacts.errors import InputError
 from moeprune.reference import MODEL_DIR
 
-if TYPE_CHECKING:
-    from moeprune.models.placement import DeviceMap
-
 ALIGNMENT = 64  # bytes; what torch gives to memory it allocates
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+# How accelerate spreads a model: module -> a GPU's number, "cuda:1", "cpu" or "disk"; or a rule of its own.
+DeviceMap = Literal["auto", "balanced", "balanced_low_0", "sequential"] | dict[str, int | str]
 
 
 class ModelOptions(BaseModel):
@@ -130,7 +129,7 @@ def load_model(
     options: ModelOptions,
     *,
     device: str = "auto",
-    device_map: "DeviceMap | None" = None,
+    device_map: DeviceMap | None = None,
     offload_folder: str | None = None,
 ) -> LoadedModel:
     """The model in eval mode on the device, or spread by accelerate as `device_map` says, and its tokenizer.
@@ -149,7 +148,7 @@ def load_model(
     return LoadedModel(model, load_tokenizer(directory), directory)
 
 
-def _spread(directory: Path, dtype: Dtype, device: str, device_map: "DeviceMap", folder: str | None) -> Any:
+def _spread(directory: Path, dtype: Dtype, device: str, device_map: DeviceMap, folder: str | None) -> Any:
     """The model with its modules on several devices, or waiting in memory or in `folder`."""
     from moeprune.models.layers import require_movable
     from moeprune.models.placement import align_waiting, require_device_map, resolved

@@ -6,15 +6,13 @@ them away after it. So a weight is read with `value`, and cut by cutting what it
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from moeprune.artifacts.errors import InputError
-
-Automatic = Literal["auto", "balanced", "balanced_low_0", "sequential"]
-DeviceMap = Automatic | dict[str, int | str]  # module -> GPU's number, "cuda:1", "cpu" or "disk"
+from moeprune.models.loading import DeviceMap
 
 
 def require_device_map(device_map: DeviceMap, offload_folder: str | None) -> None:
@@ -43,13 +41,27 @@ def require_device_map(device_map: DeviceMap, offload_folder: str | None) -> Non
 def resolved(model: nn.Module, device_map: Mapping[str, int | str]) -> dict[str, int | str]:
     """A map that says the same with names that do not lie in one another; '' in `device_map` stands for all others.
 
-    Raises InputError for names that are no modules and for weights that no name covers.
+    Raises InputError for names that are no modules, for weights that no name covers and for tied ones that are parted.
     """
     known = {name for name, _ in model.named_modules()} | {name for name, _ in model.named_parameters()}
     for name in device_map:
         if name not in known:
             raise InputError(f"runtime.device_map: the model has no module {name!r}; `moeprune inspect` shows names")
-    return dict(_places(model, "", device_map, device_map.get("")))
+    places = dict(_places(model, "", device_map, device_map.get("")))
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        other = first.setdefault(id(parameter), name)
+        if _place_of(name, places) != _place_of(other, places):
+            raise InputError(
+                f"runtime.device_map: {other} and {name} are one tensor and have two places; give both the same one"
+            )
+    return places
+
+
+def _place_of(parameter: str, places: Mapping[str, int | str]) -> int | str:
+    parts = parameter.split(".")
+    names = (".".join(parts[:length]) for length in range(len(parts), -1, -1))
+    return next(places[name] for name in names if name in places)
 
 
 def _places(

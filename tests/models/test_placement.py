@@ -114,6 +114,19 @@ def test_a_map_that_cannot_work_is_refused_before_weights_are_read(tiny, device_
         load_model(tiny, device="cpu", device_map=device_map, offload_folder=folder)
 
 
+def test_tied_weights_are_not_parted(tmp_path):
+    options = ModelOptions(path=str(save_tiny("qwen3_moe", tmp_path / "model", tie_word_embeddings=True)))
+    arguments = {"device": "cpu", "offload_folder": str(tmp_path / "offload")}
+    with pytest.raises(InputError, match=r"embed_tokens\.weight and lm_head\.weight are one tensor"):
+        load_model(options, device_map={"": "cpu", "lm_head": "disk"}, **arguments)
+    ids = torch.tensor(PIECES[:1])
+    with torch.no_grad():
+        expected = load_model(options, device="cpu").model(input_ids=ids).logits
+        assert torch.equal(
+            load_model(options, device_map={"": "disk"}, **arguments).model(input_ids=ids).logits, expected
+        )
+
+
 def test_weights_that_are_read_past_hooks_stay_on_a_device(tmp_path):
     options = ModelOptions(path=str(save_tiny("dbrx", tmp_path / "model")))
     here = load_model(options, device="cpu").model

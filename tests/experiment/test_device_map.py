@@ -1,0 +1,78 @@
+"""Runs of a model that accelerate spreads over devices: the same result, and what cannot work is refused early."""
+
+import json
+
+import pytest
+
+from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.files import read_json
+from moeprune.config.load import validate
+from moeprune.config.schema import RunConfig
+from moeprune.experiment.compress import CompressConfig
+from moeprune.experiment.inputs import Inputs
+from tests.experiment.test_passes import CONFIG, finish, kept, start
+
+SPREAD = {"": "cpu", "model.layers.1": "disk", "model.norm": "disk"}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    path = tmp_path_factory.mktemp("config") / "small.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.mark.slow  # two whole runs in processes of their own
+def test_a_run_with_layers_on_disk_ends_as_one_in_memory(config):
+    here, spread = config.parent / "here", config.parent / "spread"
+    code, _, errors = finish(start(["run", config, "--output", here]))
+    assert code == 0, errors
+    words = [f"runtime.device_map={json.dumps(SPREAD)}", f"runtime.offload_folder={config.parent / 'offload'}"]
+    code, told, errors = finish(start(["run", config, *words, "--output", spread]))
+    assert code == 0, errors
+    assert "layer by layer" not in told
+    assert kept(spread) == kept(here)
+    metrics = [read_json(output / "small" / "metrics.json") for output in (here, spread)]
+    assert {name for name in metrics[0] if name.startswith("fidelity/")}
+    assert metrics[0] == metrics[1]
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"runtime": {"device_map": "auto", "streaming": "on"}}, "leave one of them out"),
+        ({"runtime": {"offload_folder": "/tmp"}}, "set device_map too"),
+        ({"runtime": {"device_map": "everywhere"}}, "device_map"),
+    ],
+)
+def test_contradictions_are_refused_with_the_config(section, message):
+    with pytest.raises(InputError, match=message):
+        validate(RunConfig, section, place="config")
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"runtime": {"device_map": {"model.layer": "cpu"}}}, r"no module 'model\.layer'"),
+        ({"runtime": {"device_map": {"": "disk"}}}, r"give runtime\.offload_folder"),
+        ({"runtime": {"device_map": "auto"}, "evaluation": {"harness": ["arc_easy"]}}, "one device"),
+        ({"runtime": {"device_map": "auto"}, "dense": [{"name": "magnitude", "sparsity": 0.5}]}, "in place"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_data_is_read(section, message):
+    inputs = Inputs(validate(RunConfig, section, place="config"))
+    with pytest.raises(InputError, match=message):
+        inputs.inspect_model()
+
+
+def test_torchrun_and_a_map_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    inputs = Inputs(validate(RunConfig, {"runtime": {"device_map": "auto"}}, place="config"))
+    with pytest.raises(InputError, match="torchrun"):
+        inputs.inspect_model()
+
+
+def test_compress_reads_layer_by_layer_instead():
+    value = {"dense": [{"name": "magnitude", "sparsity": 0.5}], "runtime": {"device_map": "auto"}}
+    with pytest.raises(InputError, match=r"runtime\.streaming: on"):
+        validate(CompressConfig, value, place="config")
