@@ -207,6 +207,8 @@ def evaluate(
     against: Annotated[str | None, typer.Option(help="The unpruned teacher of a pruned checkpoint.")] = None,
     data: Annotated[list[str] | None, typer.Option(help="NAME=PATH; may be given again.")] = None,
     speed: Annotated[bool, typer.Option("--speed", help="Also measure prefill and decode speed.")] = False,
+    engine: Annotated[str, typer.Option(help="Where --speed is measured: transformers or vllm.")] = "transformers",
+    python: Annotated[Path | None, typer.Option(help="--engine vllm: the Python of its environment.")] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="The metrics to write (.json).")] = Path(
         "metrics.json"
     ),
@@ -216,7 +218,16 @@ def evaluate(
     _start(as_json)
     from moeprune.experiment.evaluate import evaluate_model
 
-    summary = evaluate_model(model, output, plan=plan, against=against, data=data or [], speed=speed)
+    summary = evaluate_model(
+        model,
+        output,
+        plan=plan,
+        against=against,
+        data=data or [],
+        speed=speed,
+        engine=engine,
+        python=python,
+    )
     _finish(summary, output, as_json=as_json)
 
 

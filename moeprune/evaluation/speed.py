@@ -23,6 +23,7 @@ from moeprune.artifacts.plan import PrunePlan
 from moeprune.data.trajectories import TokenSet
 from moeprune.models.pruned import pruned
 
+CACHE = 2**30  # bytes for keys and values beside the unpruned model
 # A model, and the context inside which it is the one to measure.
 Subject = tuple[Any, AbstractContextManager[Any]]
 
@@ -39,8 +40,9 @@ def speed(
 ) -> dict[str, dict[str, float]]:
     """Label -> `speed/<measure>` of `model` pruned by each plan, with `/base` for `model` as it is.
 
-    prefill_tokens_per_second, decode_tokens_per_second, time_to_first_token (seconds, batch 1), weight_bytes and
-    peak_memory (bytes: the weights and the most that a prefill and a decoding step hold beside them).
+    prefill_tokens_per_second, decode_tokens_per_second, time_to_first_token (seconds, batch 1), weight_bytes,
+    peak_memory (bytes: the weights and the most that a prefill and a decoding step hold beside them) and kv_capacity
+    (tokens of cache, in the model's dtype, that fit where the unpruned model has 1 GiB for them).
     Each timed figure is the median of `repeats` runs; `/low` and `/high` are the smallest and the largest. The runs
     alternate between the models, in reverse order every second time, so that a machine that drifts is unfair to none.
     The prompt is held-out text, because routing decides which weights are read.
@@ -69,7 +71,7 @@ def compare_speed(
 ) -> dict[str, dict[str, float]]:
     """`speed` for any models: each is a model and the context inside which it is measured."""
     subjects = [base, *others.values()]
-    prompts = _prompts(base[0], token_set, batch, prompt_tokens, new_tokens)
+    prompts = prompts_of(base[0].config, token_set, batch=batch, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
     runs: list[list[dict[str, float]]] = [[] for _ in subjects]
     for repeat in range(-1, repeats):  # the first round warms up
         for index in list(range(len(subjects)))[:: 1 if repeat % 2 else -1]:
@@ -78,16 +80,14 @@ def compare_speed(
                 figures = _timed(model, prompts.to(model.device), new_tokens)
             if repeat >= 0:
                 runs[index].append(figures)
-    sizes = []
+    sizes: list[dict[str, float]] = []
     for model, inside in subjects:
         with inside:
             weights = weight_bytes(model)
-            sizes.append(
-                {
-                    "weight_bytes": weights,
-                    "peak_memory": weights + _peak_beside_weights(model, prompts.to(model.device)),
-                }
-            )
+            peak = weights + _peak_beside_weights(model, prompts.to(model.device))
+            room = CACHE + (sizes[0]["weight_bytes"] if sizes else weights) - weights
+            capacity = room // cache_bytes_per_token(model, prompts.to(model.device))
+            sizes.append({"weight_bytes": weights, "peak_memory": peak, "kv_capacity": capacity})
     of_base = _metrics(runs[0], sizes[0], "/base")
     return {label: _metrics(runs[i], sizes[i], "") | of_base for i, label in enumerate(others, start=1)}
 
@@ -95,6 +95,15 @@ def compare_speed(
 def weight_bytes(model: Any) -> int:
     """Bytes of all parameters and buffers; tied weights are one parameter and count once."""
     return sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
+
+
+@torch.no_grad()
+def cache_bytes_per_token(model: Any, prompts: torch.Tensor) -> float:
+    """Bytes of the attention layers' keys and values, of one token, as a prefill leaves them; at least 1."""
+    output = _forward(model, prompts)
+    cache = output["cache"] if "cache" in output else output["past_key_values"]
+    held = [getattr(layer, name, None) for layer in getattr(cache, "layers", []) for name in ("keys", "values")]
+    return max(1.0, sum(tensor.nbytes for tensor in held if isinstance(tensor, torch.Tensor)) / prompts.numel())
 
 
 def _metrics(runs: list[dict[str, float]], sizes: Mapping[str, float], suffix: str) -> dict[str, float]:
@@ -105,9 +114,11 @@ def _metrics(runs: list[dict[str, float]], sizes: Mapping[str, float], suffix: s
     return metrics
 
 
-def _prompts(model: Any, token_set: TokenSet, batch: int, prompt_tokens: int, new_tokens: int) -> torch.Tensor:
+def prompts_of(
+    config: Any, token_set: TokenSet, *, batch: int = 4, prompt_tokens: int = 512, new_tokens: int = 32
+) -> torch.Tensor:
     """(batch, prompt tokens) of held-out text, repeated where there is too little of it."""
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
     if longest is not None and longest < prompt_tokens + new_tokens:
         prompt_tokens = longest - new_tokens
     if prompt_tokens < 1 or not token_set.sequences:

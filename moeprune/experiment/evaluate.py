@@ -32,7 +32,15 @@ class Evaluated(Inputs):
 
 
 def evaluate_model(
-    model: str, output: Path, *, plan: Path | None, against: str | None, data: Sequence[str], speed: bool
+    model: str,
+    output: Path,
+    *,
+    plan: Path | None,
+    against: str | None,
+    data: Sequence[str],
+    speed: bool,
+    engine: str = "transformers",
+    python: Path | None = None,
 ) -> dict[str, Any]:
     """Write metrics of a pruned model: MODEL pruned in memory by a plan, or the checkpoint MODEL against a teacher.
 
@@ -41,6 +49,7 @@ def evaluate_model(
     if (plan is None) == (against is None):
         raise InputError("evaluate: give --plan PLAN (MODEL is the teacher) or --against TEACHER (MODEL is pruned)")
     require_writable(output, ".json")
+    serving = _serving_python(engine, python, speed=speed, plan=plan)
     teacher = str(against) if plan is None else model
     named = [{"name": name, "path": path} for name, path in map(name_and_value, data)] or _default_data(teacher)
     value = {"model": {"path": teacher}, "evaluation": {"domains": named}}
@@ -52,7 +61,9 @@ def evaluate_model(
         other = Evaluated(validate(RunConfig, {"model": {"path": model}}, place="evaluate"))
         comparison, subject = _by_checkpoint(inputs, other)
     metrics, warnings = comparison.metrics(), [*inputs.evaluation.warnings, *comparison.warnings]
-    if speed and subject is None:
+    if serving is not None:
+        metrics |= _speed_in_vllm(inputs, other, serving)
+    elif speed and subject is None:
         warnings.append("speed: the model does not fit into memory; it was not measured")
     elif speed and subject is not None:
         from moeprune.evaluation.speed import compare_speed
@@ -62,6 +73,40 @@ def evaluate_model(
     for warning in warnings:
         warn(warning)
     return {"metrics_file": output, "metrics": metrics, "warnings": warnings}
+
+
+def _serving_python(engine: str, python: Path | None, *, speed: bool, plan: Path | None) -> Path | None:
+    """vLLM's Python, None when speed is measured in transformers. InputError for options that do not go together."""
+    from moeprune.serving.engines import require_python
+
+    if engine not in ("transformers", "vllm"):
+        raise InputError(f"--engine {engine}: speed is measured in transformers or vllm")
+    if engine == "transformers":
+        if python is not None:
+            raise InputError(f"--python {python}: goes with --engine vllm")
+        return None
+    if not speed or plan is not None:
+        raise InputError("--engine vllm: goes with --speed and --against, for it measures checkpoints")
+    return require_python("vllm", python)
+
+
+def _speed_in_vllm(teacher: Inputs, student: Inputs, python: Path) -> dict[str, float]:
+    from moeprune.evaluation.speed import prompts_of
+    from moeprune.serving.speed import vllm_speed
+
+    both = (teacher.checkpoint, student.checkpoint)
+    sizes = [sum(tensor.entry.size for tensor in one.tensors) for one in both]
+    dtype = "float32" if teacher.device_type == "cpu" else "bfloat16"
+    prompts = prompts_of(load_config(teacher.directory), teacher.evaluation).tolist()
+    say(f"evaluate: speed in vLLM, {dtype}, {len(prompts)} prompts of {len(prompts[0])} tokens")
+    return vllm_speed(
+        teacher.directory,
+        student.directory,
+        prompts,
+        python=python,
+        dtype=dtype,
+        weight_bytes=(sizes[0], sizes[1]),
+    )
 
 
 Subject = tuple[Any, Any]  # (model, context in which it is measured)

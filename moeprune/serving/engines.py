@@ -94,7 +94,7 @@ def ask_script(
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     stdin=subprocess.DEVNULL,
-                    env=_environment(),
+                    env=engine_environment(),
                     cwd=folder,  # a directory of the caller's may hold a module called vllm
                     timeout=PATIENCE,
                     check=False,
@@ -124,6 +124,6 @@ def _names_an_error(line: str) -> bool:
     return word.endswith(("Error", "Exception", "Refused")) and ":" in line
 
 
-def _environment() -> dict[str, str]:
+def engine_environment() -> dict[str, str]:
     ours = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
     return ENVIRONMENT | ours
