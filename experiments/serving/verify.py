@@ -50,7 +50,7 @@ def run(work, engine, dtype, family):
     pruned = work / family / "pruned"
     base = MODEL_DIR if family == "reference" else work / family / "base"
     against = ("--against", base) if base.is_dir() else ()  # weights that were quantised are compared with themselves
-    log = work / "engine.txt"
+    log = work / f"engine-{os.getpid()}.txt"
     log.unlink(missing_ok=True)
     started, told = time.monotonic(), []
     if engine == "llama.cpp":
