@@ -1,4 +1,7 @@
-"""What a serving engine was seen to do with a checkpoint, kept in its record (moeprune.json) and on its card."""
+"""What was measured of a checkpoint after it was written, kept in its record (moeprune.json) and on its card.
+
+Two things: how serving engines answered (`moeprune verify`), and how far it is from the unpruned model.
+"""
 
 import os
 import re
@@ -11,9 +14,9 @@ from moeprune.artifacts.files import read_json, write_json, write_text
 from moeprune.checkpoint.other_files import CARD, RECORD
 
 SECTION = "serving"  # of moeprune.json: name of the proof -> the proof
-_BEGIN, _END = "<!-- moeprune:verified -->", "<!-- /moeprune:verified -->"
 _BASE_CARD = "\n---\n\n## Model card of the base model"
-_BLOCK = re.compile(rf"\n*{re.escape(_BEGIN)}.*?{re.escape(_END)}\n*", re.DOTALL)
+_PAIRS = (("ci_low", "low"), ("ci_high", "high"))  # names of the lower and of the upper end
+_MEASURES = ("fidelity/", "task/", "generation/", "harness/", "speed/")
 
 
 def require_record(directory: Path) -> dict[str, Any] | None:
@@ -39,16 +42,48 @@ def keep_proof(directory: Path, name: str, proof: Mapping[str, Any]) -> None:
         write_text(card, with_table(card.read_text(encoding="utf-8"), proofs))
 
 
+def keep_results(directory: Path, metrics: Mapping[str, float]) -> None:
+    """Put what was measured into moeprune.json and on the card; nothing where moeprune did not make the checkpoint."""
+    if not (directory / RECORD).is_file() or not os.access(directory, os.W_OK):
+        return
+    own = {name: value for name, value in metrics.items() if name.startswith(_MEASURES)}
+    write_json(directory / RECORD, {**read_json(directory / RECORD), "results": own})
+    card = directory / CARD
+    if card.is_file():
+        text = card.read_text(encoding="utf-8")
+        write_text(card, with_section(text, "results", _results(own)))
+
+
 def with_table(card: str, proofs: Mapping[str, Mapping[str, Any]]) -> str:
-    """The card with the section about these proofs, in its old place or before the first folded part."""
+    """The card with the section about these proofs."""
+    return with_section(card, "verified", _table(proofs))
+
+
+def with_section(card: str, name: str, text: str) -> str:
+    """The card with this section in its old place, or before the first folded part."""
+    begin, end = f"<!-- moeprune:{name} -->", f"<!-- /moeprune:{name} -->"
+    block = re.compile(rf"\n*{re.escape(begin)}.*?{re.escape(end)}\n*", re.DOTALL)
     own, line, base = card.partition(_BASE_CARD)
-    section = f"\n\n{_BEGIN}\n{_table(proofs)}{_END}\n\n"
-    if _BLOCK.search(own):
-        own = _BLOCK.sub(lambda _: section, own, count=1)
+    section = f"\n\n{begin}\n{text}{end}\n\n"
+    if block.search(own):
+        own = block.sub(lambda _: section, own, count=1)
     else:
         position = found if (found := own.find("\n<details>")) >= 0 else len(own)
         own = own[:position].rstrip() + section + own[position:].lstrip("\n")
-    return own + line + _BLOCK.sub("\n\n", base)  # a base model that was verified says nothing about this one
+    return own + line + block.sub("\n\n", base)  # what was measured of a base model says nothing about this one
+
+
+def _results(metrics: Mapping[str, float]) -> str:
+    """A row a measure, beside the unpruned model's figure and the interval or range, where there are any."""
+    lines = ["## Results\n", "| measure | this model | unpruned |", "|---|---|---|"]
+    ends = ("/base", "/ci_low", "/ci_high", "/low", "/high")
+    for name in sorted(name for name in metrics if not name.endswith(ends)):
+        low, high = (_end(metrics, name, pair) for pair in _PAIRS)
+        interval = "" if low is None or high is None else f" [{low:.4g}, {high:.4g}]"
+        base = metrics.get(f"{name}/base")
+        lines.append(f"| {name} | {metrics[name]:.4g}{interval} | {'' if base is None else f'{base:.4g}'} |")
+    note = "KL in nats per token to the unpruned model, on held-out data; brackets: 95 % intervals, of speed the range."
+    return "\n".join(lines) + f"\n\n{note}\n"
 
 
 def _table(proofs: Mapping[str, Mapping[str, Any]]) -> str:
@@ -74,3 +109,7 @@ def _table(proofs: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _against(proofs: Mapping[str, Mapping[str, Any]]) -> str:
     return " and ".join(sorted({str(proof["compared_with"]) for proof in proofs.values()}))
+
+
+def _end(metrics: Mapping[str, float], name: str, ends: tuple[str, ...]) -> float | None:
+    return next((metrics[f"{name}/{end}"] for end in ends if f"{name}/{end}" in metrics), None)

@@ -9,6 +9,7 @@ from typing import Any
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.metrics import save_metrics
 from moeprune.artifacts.plan import PrunePlan
+from moeprune.checkpoint.proof import keep_results
 from moeprune.config.load import validate
 from moeprune.config.schema import RunConfig
 from moeprune.evaluation.intervals import Comparison
@@ -70,6 +71,8 @@ def evaluate_model(
 
         metrics |= compare_speed((inputs.loaded.model, nullcontext()), {"": subject}, inputs.evaluation)[""]
     save_metrics(output, metrics)
+    if plan is None:
+        keep_results(other.directory, metrics)
     for warning in warnings:
         warn(warning)
     return {"metrics_file": output, "metrics": metrics, "warnings": warnings}

@@ -11,6 +11,7 @@ from moeprune.artifacts.files import read_json
 from moeprune.artifacts.metrics import save_metrics
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.artifacts.statistics import RoutingStatistics
+from moeprune.checkpoint.proof import keep_results
 from moeprune.checkpoint.writer import PruneReport, prune_checkpoint
 from moeprune.data.options import Domain, Part
 from moeprune.data.trajectories import load_records
@@ -281,6 +282,7 @@ def report_stage(run: Run, plans: Mapping[str, PrunePlan], metrics: Mapping[str,
 
     def work() -> tuple[Entry, list[str]]:
         write_report(run.directory)
+        keep_results(run.directory / "checkpoint", metrics)
         return {"report": "report.html"}, track(run, plans[OWN], metrics)
 
     stage(run, "report", key, work)

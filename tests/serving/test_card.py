@@ -3,7 +3,7 @@
 import json
 import stat
 
-from moeprune.checkpoint.proof import keep_proof, with_table
+from moeprune.checkpoint.proof import keep_proof, keep_results, with_table
 from moeprune.checkpoint.writer import prune_checkpoint
 from moeprune.reference import MODEL_DIR
 from moeprune.serving.install import requirements_of
@@ -70,6 +70,25 @@ def test_proofs_replace_those_of_their_name_and_keep_the_rest_of_the_card(tmp_pa
     begin, end = told.index("\n<!-- moeprune:verified"), told.index("<!-- /moeprune:verified -->")
     rest = told[:begin] + told[end + len("<!-- /moeprune:verified -->") :]
     assert rest.split() == card.split()
+
+
+def test_results_stand_beside_the_unpruned_model_and_its_intervals(tmp_path):
+    prune_checkpoint(MODEL_DIR, plan_for(MODEL_DIR, range(16)), tmp_path / "out")
+    metrics = {"fidelity/kl/agent": 0.0246, "fidelity/kl/agent/ci_low": 0.02, "fidelity/kl/agent/ci_high": 0.03}
+    metrics |= {"task/accuracy/agent": 0.85, "task/accuracy/agent/base": 1.0, "baseline/reap/fidelity/kl/agent": 1.0}
+    for _ in range(2):
+        keep_results(tmp_path / "out", metrics)
+    keep_proof(tmp_path / "out", "vllm float32", PROOF)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| fidelity/kl/agent | 0.0246 [0.02, 0.03] |  |" in card
+    assert "| task/accuracy/agent | 0.85 | 1 |" in card
+    assert "reap" not in card
+    assert card.count("## Results") == card.count("Verified in serving") == 1
+    record = json.loads((tmp_path / "out" / "moeprune.json").read_text())
+    assert record["results"]["task/accuracy/agent"] == 0.85
+    assert record["serving"]["vllm float32"]["passed"]
+    keep_results(MODEL_DIR, metrics)  # not made by moeprune: left alone
+    assert not (MODEL_DIR / "moeprune.json").exists()
 
 
 def test_the_proofs_of_a_base_model_are_not_taken_over():

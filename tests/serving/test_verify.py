@@ -98,6 +98,10 @@ def test_a_checkpoint_whose_weights_changed_does_not_pass(folder):
         (("export", "pruned", "--llama-cpp", "llama.cpp", "-o", "x.gguf", "--format", "onnx"), "gguf"),
         (("export", "pruned", "--llama-cpp", "llama.cpp", "-o", "x.gguf", "--outtype", "q4"), "bf16"),
         (("export", "pruned", "--llama-cpp", "llama.cpp", "-o", "x.gguf", "--quantize", "Q4_K_M"), "llama-quantize"),
+        (("evaluate", "pruned", "--against", "base", "--speed", "--engine", "vllm"), "--install vllm"),
+        (("evaluate", "pruned", "--against", "base", "--speed", "--engine", "tgi"), "transformers or vllm"),
+        (("evaluate", "pruned", "--against", "base", "--engine", "vllm"), "--speed and --against"),
+        (("evaluate", "pruned", "--against", "base", "--python", "x"), "goes with --engine vllm"),
         (("export", "./none", "--llama-cpp", "llama.cpp", "-o", "x.gguf"), "does not exist"),
     ],
 )
