@@ -1,15 +1,18 @@
-"""Every family of the table: a recording layer by layer is bit for bit the one with the model in memory."""
+"""Every family of the table layer by layer: recording and fidelity are bit for bit those with the model in memory."""
 
 import numpy as np
 import pytest
 
 from moeprune.artifacts.statistics import SUMS
+from moeprune.evaluation.fidelity import compare_plans
+from moeprune.evaluation.streamed import compare_streamed
 from moeprune.models.families import FAMILIES
 from moeprune.models.layers import find_moe_layers, model_fingerprint
 from moeprune.models.loading import ModelOptions, load_model
 from moeprune.models.streaming import open_streamed
 from moeprune.recording.recorder import record
 from moeprune.recording.streamed import record_streamed
+from tests.models.test_conformance import plan_for
 from tests.tiny import WRAPPERS, save_tiny
 from tests.tokens import random_pieces, token_set
 
@@ -17,15 +20,37 @@ TOKENS = token_set(random_pieces([40, 17, 33, 25]))
 SUPPORTED = [*(name for name, row in FAMILIES.items() if row.verified), *WRAPPERS]
 
 
-@pytest.mark.parametrize("name", SUPPORTED)
-def test_a_streamed_recording_is_the_plain_one(name, tmp_path):
-    source = ModelOptions(path=str(save_tiny(name, tmp_path)))
+@pytest.fixture(scope="module", params=SUPPORTED)
+def tiny(request, tmp_path_factory):
+    """(where the checkpoint is, the model in memory, its MoE layers)."""
+    source = ModelOptions(path=str(save_tiny(request.param, tmp_path_factory.mktemp(request.param))))
     model = load_model(source, device="cpu").model
-    expected = record(model, TOKENS, batch_tokens=60)
-    fingerprint = model_fingerprint(model, find_moe_layers(model))
-    found = record_streamed(open_streamed(source, device="cpu"), TOKENS, fingerprint=fingerprint, batch_tokens=60)
+    return source, model, find_moe_layers(model)
+
+
+def test_a_streamed_recording_is_the_plain_one(tiny):
+    source, model, layers = tiny
+    statistics = "samples" if all(layer.info.scoring for layer in layers) else "all"
+    expected = record(model, TOKENS, batch_tokens=60, statistics=statistics)
+    found = record_streamed(
+        open_streamed(source, device="cpu"),
+        TOKENS,
+        fingerprint=model_fingerprint(model, layers),
+        batch_tokens=60,
+        statistics=statistics,
+    )
     assert found.layers == expected.layers
     for layer, sums in expected.domains["all"].items():
         for statistic in (*SUMS, "output_max"):
             ours, theirs = getattr(found.domains["all"][layer], statistic), getattr(sums, statistic)
             np.testing.assert_array_equal(ours, theirs, err_msg=f"{layer} {statistic}")
+
+
+def test_streamed_fidelity_is_the_plain_one(tiny):
+    source, model, layers = tiny
+    plans = {"": plan_for(model, layers)}
+    expected = compare_plans(model, plans, TOKENS)[""].metrics()
+    fingerprint = model_fingerprint(model, layers)
+    found = compare_streamed(open_streamed(source, device="cpu"), plans, TOKENS, fingerprint=fingerprint)[""].metrics()
+    assert found == expected
+    assert expected["fidelity/kl/all"] > 0
