@@ -30,13 +30,15 @@ def require_plain_experts(tensors: tuple[Tensor, ...]) -> None:
 def _require_complete(directory: Path, memory: MemoryModel, tensors: tuple[Tensor, ...]) -> None:
     """Every expert has the same tensors, and every parameter with an expert axis is on disk."""
     experts: dict[tuple[str, str], set[int]] = {}
+    extra: dict[tuple[str, str], int] = {}  # classes that are no experts and have weights all the same
     for tensor in tensors:
         if tensor.role == "expert":
             assert tensor.expert is not None
             before, _, after = tensor.name.rpartition(f"experts.{tensor.expert}.")
             experts.setdefault((before, after), set()).add(tensor.expert)
+            extra[before, after] = memory.expert_axes[tensor.target].extra if tensor.target else 0
     for (before, after), ids in experts.items():
-        missing = sorted(set(range(memory.num_experts)) - ids)
+        missing = sorted(set(range(memory.num_experts + extra[before, after])) - ids)
         if missing:
             name = f"{before}experts.{missing[0]}.{after}"
             raise InputError(

@@ -134,10 +134,13 @@ def _layer(model: nn.Module, experts_name: str, experts: nn.Module, family: Fami
     extra = family.extra_classes
     extra = int(getattr(config, extra) or 0) if isinstance(extra, str) else extra
     groups, topk_group = (getattr(config, key) or 1 for key in family.group_keys) if family.group_keys else (1, 1)
+    top_k = getattr(counts, family.top_k_key)
+    if not isinstance(top_k, int):
+        raise InputError(f"{name}: {family.top_k_key} is {top_k}; one number for all layers is supported")
     info = Layer(
         name=name,
         num_experts=_count(name, experts, family, extra),
-        top_k=int(getattr(counts, family.top_k_key)),
+        top_k=top_k,
         num_groups=int(groups),
         topk_group=int(topk_group),
         group_minimum=family.group_minimum if groups > 1 else 1,

@@ -21,7 +21,7 @@ from moeprune.models.families import FAMILIES
 from moeprune.models.layers import find_moe_layers, model_fingerprint
 from moeprune.models.loading import load_config
 from moeprune.models.pruned import pruned
-from tests.checkpoint.sources import contents, plan_for, tensors_of
+from tests.checkpoint.sources import contents, plan_for, save_single, tensors_of
 from tests.tiny import TINY, WRAPPERS, inputs, save_tiny
 
 ROWS = [*(name for name, row in FAMILIES.items() if not row.refused), *WRAPPERS]
@@ -151,3 +151,32 @@ def test_a_table_of_an_unknown_family_is_refused(tmp_path, monkeypatch):
     source = save_tiny("deepseek_v4", tmp_path / "source")
     with pytest.raises(InputError, match="tid2eid"):
         inventory(source)
+
+
+def test_a_missing_class_that_is_no_expert_is_named(tmp_path):
+    """transformers 5.24 loads weights for LongCat's identity classes too; without them it would not load the result."""
+    source = save_tiny("longcat_flash", tmp_path / "source")
+    tensors = tensors_of(source)
+    save_single(source, {name: tensor for name, tensor in tensors.items() if ".experts.8." not in name})
+    with pytest.raises(InputError, match=r"experts\.8\.\w+_proj\.weight is missing"):
+        inventory(source)
+
+
+# Prefixes of hub checkpoints where transformers 5 saves others.
+ON_THE_HUB = {
+    "deepseek_v4": ("model.layers.", "layers."),
+    "kimi_k25": ("language_model.model.blocks.", "language_model.model.layers."),
+}
+
+
+@pytest.mark.parametrize("name", ON_THE_HUB)
+def test_names_of_hub_checkpoints_are_understood_and_kept(name, tmp_path):
+    source = save_tiny(name, tmp_path / "source")
+    saved, hub = ON_THE_HUB[name]
+    save_single(source, {key.replace(saved, hub, 1): tensor for key, tensor in tensors_of(source).items()})
+    base, plan = load(source), plan_for(source, KEPT)
+    prune_checkpoint(source, plan, tmp_path / "out")
+    assert set(contents(tmp_path / "out")) < set(contents(source))
+    with pruned(base, plan):
+        expected = logits(base, name)
+    torch.testing.assert_close(logits(load(tmp_path / "out"), name), expected, atol=2e-6, rtol=0)
