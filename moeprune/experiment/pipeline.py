@@ -111,9 +111,16 @@ def _outcome(run: Run, metrics: dict[str, float], written: Path) -> Outcome:
 def run_file(
     config: Path, overrides: list[str], *, output: Path, until: str | None = None, redo: str | None = None
 ) -> Outcome:
-    """`run_pipeline` on a YAML file; the run is called like the file and lies in `output`."""
+    """`run_pipeline` on a YAML file; the run is called like the file and lies in `output`.
+
+    A W&B sweep's agent starts one command with ever other values: each run gets a directory under the sweep's id.
+    """
     for option, stage in (("--until", until), ("--redo", redo)):
         if stage is not None and stage not in STAGES:
             raise InputError(f"{option} {stage}: unknown stage; one of {', '.join(STAGES)}")
     options = load_run(config, overrides)
-    return run_pipeline(options, output / config.stem, until=until or STAGES[-1], redo=redo)
+    directory = output / config.stem
+    sweep, run_id = (os.environ.get(f"WANDB_{name}_ID") for name in ("SWEEP", "RUN"))
+    if sweep and run_id:
+        directory = output / f"{config.stem}-{sweep}" / run_id
+    return run_pipeline(options, directory, shared=output / "shared", until=until or STAGES[-1], redo=redo)

@@ -1,6 +1,10 @@
 """A small grid on the reference model: one recording, runs resumed and measured together, failures recorded."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -76,6 +80,28 @@ def test_every_run_is_made_once_from_one_recording(grid, tmp_path):
         record.write_text(json.dumps(stages))
     assert run_grid(grid, [], output=tmp_path / "out").done == outcome.done
     assert results(outcome.directory) == before
+
+
+@pytest.mark.slow
+def test_a_grid_that_is_killed_three_times_ends_like_one_that_was_not(grid, tmp_path):
+    calm = run_grid(grid, [], output=tmp_path / "calm")
+    command = [sys.executable, "-m", "moeprune", "grid", "grid.yaml", "--output", "killed"]
+    killed = tmp_path / "killed" / "grid"
+    # A second after each of these is there: while recording, while plans are made, while two processes work.
+    for mark, words in [("grid.json", []), ("hope-p50/plan.json", []), ("reap-p25/plan.json", ["--workers", "2"])]:
+        process = subprocess.Popen([*command, *words], cwd=tmp_path, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 300
+        while not (killed / mark).is_file() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(1.0)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert (killed / mark).is_file()
+    done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "killed/grid/report.html"
+    assert results(killed) == results(calm.directory)
+    again = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert again.stderr.count("evaluate: already done") == 4
 
 
 def test_a_failed_run_is_recorded_and_the_rest_go_on(grid, tmp_path):
