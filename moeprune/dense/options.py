@@ -1,6 +1,6 @@
 """`dense:` of a config: the list of methods in the order they run. Importing this loads no torch."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import BeforeValidator, Field
 
@@ -21,11 +21,6 @@ def _explain_hwpq(section: Any) -> Any:
     return section
 
 
-DenseOptions = Annotated[
-    Annotated[
-        Magnitude | Wanda | WandaUpdate | SparseGPT | Joint | GPTQ | AWQ | RTN | FP8 | NF4,
-        Field(discriminator="name"),
-    ],
-    BeforeValidator(_explain_hwpq),
-]
-METHODS = (Magnitude, Wanda, WandaUpdate, SparseGPT, Joint, GPTQ, AWQ, RTN, FP8, NF4)
+_Row = Magnitude | Wanda | WandaUpdate | SparseGPT | Joint | GPTQ | AWQ | RTN | FP8 | NF4  # a new method is one more
+METHODS = get_args(_Row)
+DenseOptions = Annotated[Annotated[_Row, Field(discriminator="name")], BeforeValidator(_explain_hwpq)]

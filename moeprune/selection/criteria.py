@@ -1,7 +1,7 @@
 """The list of criteria. Each class is its own config section (`selection.criterion`)."""
 
 import difflib
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Tag
 
@@ -27,23 +27,25 @@ from moeprune.selection.worst_domain import WorstDomain
 
 ScoringCriterion = Criterion | Custom  # everything but a prune set from a file
 
-CRITERIA: tuple[type[BaseModel], ...] = (
-    Random,
-    Frequency,
-    GateSum,
-    Ean,
-    Man,
-    Msan,
-    WeightedEan,
-    Reap,
-    ReapL2,
-    EanCa,
-    Mone,
-    Hope,
-    WorstDomain,
-    Reroute,
-    PruneSetFile,
+# A new criterion is one more row here.
+_Row = (
+    Annotated[Random, Tag("random")]
+    | Annotated[Frequency, Tag("frequency")]
+    | Annotated[GateSum, Tag("gate_sum")]
+    | Annotated[Ean, Tag("ean")]
+    | Annotated[Man, Tag("man")]
+    | Annotated[Msan, Tag("msan")]
+    | Annotated[WeightedEan, Tag("weighted_ean")]
+    | Annotated[Reap, Tag("reap")]
+    | Annotated[ReapL2, Tag("reap_l2")]
+    | Annotated[EanCa, Tag("ean_ca")]
+    | Annotated[Mone, Tag("mone")]
+    | Annotated[Hope, Tag("hope")]
+    | Annotated[WorstDomain, Tag("worst_domain")]
+    | Annotated[Reroute, Tag("reroute")]
+    | Annotated[PruneSetFile, Tag("file")]
 )
+CRITERIA: tuple[type[BaseModel], ...] = tuple(get_args(row)[0] for row in get_args(_Row))
 CRITERION_NAMES: tuple[str, ...] = tuple(str(criterion.model_fields["name"].default) for criterion in CRITERIA)
 _CUSTOM = "package.module:Class"
 
@@ -68,22 +70,7 @@ def _tag(value: Any) -> str:
 
 
 AnyCriterion = Annotated[
-    Annotated[Random, Tag("random")]
-    | Annotated[Frequency, Tag("frequency")]
-    | Annotated[GateSum, Tag("gate_sum")]
-    | Annotated[Ean, Tag("ean")]
-    | Annotated[Man, Tag("man")]
-    | Annotated[Msan, Tag("msan")]
-    | Annotated[WeightedEan, Tag("weighted_ean")]
-    | Annotated[Reap, Tag("reap")]
-    | Annotated[ReapL2, Tag("reap_l2")]
-    | Annotated[EanCa, Tag("ean_ca")]
-    | Annotated[Mone, Tag("mone")]
-    | Annotated[Hope, Tag("hope")]
-    | Annotated[WorstDomain, Tag("worst_domain")]
-    | Annotated[Reroute, Tag("reroute")]
-    | Annotated[PruneSetFile, Tag("file")]
-    | Annotated[Custom, Tag(_CUSTOM)],
+    _Row | Annotated[Custom, Tag(_CUSTOM)],
     Discriminator(_tag),
     BeforeValidator(_named),
 ]

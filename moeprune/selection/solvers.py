@@ -1,6 +1,6 @@
 """The list of solvers. Each class is its own config section (`selection.solver`)."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import BeforeValidator, Field
 
@@ -10,7 +10,8 @@ from moeprune.selection.solver import Solver
 from moeprune.selection.swap import Greedy, Relaxed, Swap
 from moeprune.selection.thorough import Thorough
 
-SOLVERS: tuple[type[Solver], ...] = (Swap, Thorough, Relaxed, Slsqp, Exact, Greedy)
+_Row = Swap | Thorough | Relaxed | Slsqp | Exact | Greedy  # a new solver is one more here
+SOLVERS: tuple[type[Solver], ...] = get_args(_Row)
 SOLVER_NAMES: tuple[str, ...] = tuple(str(solver.model_fields["name"].default) for solver in SOLVERS)
 
 
@@ -19,8 +20,6 @@ def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
-AnySolver = Annotated[
-    Annotated[Swap | Thorough | Relaxed | Slsqp | Exact | Greedy, Field(discriminator="name")], BeforeValidator(_named)
-]
+AnySolver = Annotated[Annotated[_Row, Field(discriminator="name")], BeforeValidator(_named)]
 
 __all__ = ["SOLVERS", "SOLVER_NAMES", "AnySolver", "Exact", "Greedy", "Relaxed", "Slsqp", "Solver", "Swap", "Thorough"]
