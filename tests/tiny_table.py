@@ -308,6 +308,12 @@ SIGMOID_GROUPS: dict[str, TinyModel] = {
         "HYV4ForCausalLM", "HYV4Config",
         {**BASE, **LATENT_ATTENTION, **DEEPSEEK, **INDEXER, "head_dim": 16, "hc_mult": 2}
     ),
+    "hy_v4_vl": TinyModel(
+        "HYV4VLForConditionalGeneration", "HYV4VLConfig",
+        {"text_config": {**BASE, **LATENT_ATTENTION, **DEEPSEEK, **INDEXER, "head_dim": 16, "hc_mult": 2,
+         "rope_parameters": MROPE}, "vision_config": {**SMALL_VISION, "patch_size": 4,
+         "out_hidden_size": 32}, "image_token_id": 120}
+    ),
     "nemotron_h": TinyModel(
         "NemotronHForCausalLM", "NemotronHConfig",
         {**BASE, **HEADS, **ROUTED_EXPERTS, "layers_block_type": ["mamba", "moe", "attention", "moe"],
@@ -442,6 +448,16 @@ WRAPPERS: dict[str, TinyModel] = {
         "AriaForConditionalGeneration", "AriaConfig",
         {"text_config": SOFTMAX["aria_text"].options, "vision_config": {"model_type": "idefics3_vision",
          **SMALL_VISION, "image_size": 16, "patch_size": 4}, "image_token_index": 120}
+    ),
+    "inkling_mm_model": TinyModel(
+        "InklingForConditionalGeneration", "InklingConfig",
+        {"text_config": SIGMOID_PLAIN["inkling_text"].options, "vision_config": {"text_hidden_size": 32,
+         "patch_size": 8, "n_layers": 2, "hidden_size": 16}, "audio_config": {"text_hidden_size": 32}}
+    ),
+    "inkling2": TinyModel(
+        "Inkling2ForConditionalGeneration", "Inkling2Config",
+        {"text_config": SIGMOID_PLAIN["inkling2_text"].options, "vision_config": {**SMALL_VISION, "patch_size": 4,
+         "text_hidden_size": 32}}
     ),
     "qwen4_exp": TinyModel(
         "Qwen4ExpForConditionalGeneration", "Qwen4ExpConfig",

@@ -52,7 +52,7 @@ _ROWS = (
     Family("qwen3_5_moe", SOFTMAX_RENORM, verified=True),
     Family("qwen3_vl_moe", SOFTMAX_RENORM, verified=True),
     Family("qwen3_omni_moe_thinker", SOFTMAX_OPTIONAL, verified=True),
-    Family("qwen4_exp_text", SOFTMAX_OPTIONAL, verified=True),
+    Family("qwen4_exp_text", SOFTMAX_OPTIONAL, inside=("qwen4_exp",), verified=True),
     Family("olmoe", SOFTMAX_OPTIONAL, verified=True),
     Family("flex_olmo", SOFTMAX_OPTIONAL, verified=True),
     Family("mellum", SOFTMAX_OPTIONAL, verified=True),
@@ -68,6 +68,7 @@ _ROWS = (
         top_k_key="top_k_experts",
         router="router",
         bare=True,
+        inside=("gemma4",),
         verified=True,
     ),
     Family(
@@ -111,6 +112,7 @@ _ROWS = (
         count_keys=("moe_num_experts",),
         top_k_key="moe_topk",
         router="router",
+        inside=("aria",),
         verified=True,
     ),
     Family(
@@ -146,6 +148,7 @@ _ROWS = (
     Family("axk1", normalised_by="post_mlp_layernorm", **_DEEPSEEK),  # type: ignore[arg-type]
     Family("axk2", **_DEEPSEEK),  # type: ignore[arg-type]
     Family("hy_v4", **_DEEPSEEK),  # type: ignore[arg-type]
+    Family("hy_v4_vl", **_DEEPSEEK),  # type: ignore[arg-type]
     Family("nemotron_h", projection="fc2_latent_proj", **_DEEPSEEK),  # type: ignore[arg-type]
     Family("kimi_k25", **_DEEPSEEK),  # type: ignore[arg-type]
     Family("kimi_linear", top_k_key="num_experts_per_token", **_KIMI),  # type: ignore[arg-type]
@@ -157,18 +160,25 @@ _ROWS = (
     Family("flint", SIGMOID, verified=True),
     Family("hy_v3", SIGMOID_BIAS, verified=True),
     Family("minimax_m2", SIGMOID_BIAS, verified=True),
-    Family("minimax_m3_vl_text", SIGMOID_BIAS_OUTSIDE, post_scale="routed_scaling_factor", verified=True),
+    Family(
+        "minimax_m3_vl_text",
+        SIGMOID_BIAS_OUTSIDE,
+        post_scale="routed_scaling_factor",
+        inside=("minimax_m3_vl",),
+        verified=True,
+    ),
     Family("laguna", SIGMOID_BIAS_OUTSIDE, post_scale="routed_scaling_factor", verified=True),
     Family("muse_spark", SIGMOID_BIAS, projection="post_expert_proj", verified=True),
     Family("lfm2_moe", SIGMOID_BIAS, verified=True),
     Family("kolibri1", LOGIT_BIAS, verified=True),
-    Family("inkling2_text", SIGMOID_BIAS, count_keys=_ROUTED, verified=True),
+    Family("inkling2_text", SIGMOID_BIAS, count_keys=_ROUTED, inside=("inkling2",), verified=True),
     Family("step3p7", SIGMOID_BIAS_OUTSIDE, count_keys=_ROUTED, post_scale="routed_scaling_factor", verified=True),
     Family(
         "inkling_text",
         "sigmoid, top-k of score + bias; gates: softmax of the log scores of chosen and shared experts, times scales",
         count_keys=_ROUTED,
         extra_classes="n_shared_experts",
+        inside=("inkling_mm_model",),
         verified=True,
     ),
     Family(
@@ -176,6 +186,7 @@ _ROWS = (
         "top-k of the logits, sigmoid; the gate multiplies the input",
         router="router",
         gates_input=True,
+        inside=("llama4",),
         verified=True,
     ),
     # experts by token in the first layers
@@ -193,6 +204,15 @@ _ROWS = (
     Family("switch_transformers", "", refused="an encoder-decoder with expert capacity, which is not observed"),
     Family("nllb-moe", "", refused="an encoder-decoder with expert capacity, which is not observed"),
     Family("ernie4_5_vl_moe", "", refused="text and vision experts share one count"),
+    Family(
+        "qwen3_omni_moe",
+        "",
+        refused="its talker has experts too, which text does not reach; save its thinker alone "
+        "(Qwen3OmniMoeThinkerForConditionalGeneration) and prune that",
+    ),
+    Family("dots3_note", "", refused="its vision layers have experts too, in numbers of their own for every layer"),
+    Family("diffusion_gemma", "", refused="it denoises blocks of tokens; what is recorded is for causal models"),
+    Family("inkling2_loop", "", refused="its layers run several times a token, and statistics are for one pass"),
     Family("openai_privacy_filter", "", refused="a token classifier, not a language model"),
 )
 

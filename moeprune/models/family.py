@@ -57,6 +57,7 @@ class Family:
     reads_config: bool = False  # the forward pass reads the number of experts from the config
     single_slots: bool = True  # its experts can be called with one slot a token
     gates_input: bool = False  # the gate multiplies an expert's input
+    inside: tuple[str, ...] = ()  # model types of multimodal configs whose text config is of this family
     verified: bool = False  # the conformance suite covers it
     refused: str = ""  # why the family cannot be pruned; empty when it can
 
@@ -72,11 +73,12 @@ class Family:
 
     @property
     def how(self) -> str:
-        """How the family is served: "generic", "special: what is", or "refused: reason"."""
+        """How the family is served: "generic", "special: what is", or "refused: reason"; and in which other ones."""
         if self.refused:
             return f"refused: {self.refused}"
         special = [text for field, text in _SPECIAL.items() if getattr(self, field)]
-        return f"special: {', '.join(special)}" if special else "generic"
+        how = f"special: {', '.join(special)}" if special else "generic"
+        return f"{how}; also inside {', '.join(self.inside)}" if self.inside else how
 
 
 _SPECIAL = {

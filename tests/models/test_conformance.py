@@ -46,6 +46,11 @@ def tiny(request):
 
 def test_every_verified_family_has_a_tiny_model():
     assert set(SUPPORTED) <= set(TINY)
+    assert {name for row in FAMILIES.values() for name in row.inside} == set(WRAPPERS)
+
+
+def test_every_row_is_verified_or_refused_with_a_reason():
+    assert all(row.verified != bool(row.refused) for row in FAMILIES.values())
 
 
 def test_what_is_found_is_what_the_config_says(tiny):
