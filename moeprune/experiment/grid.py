@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from moeprune.artifacts.errors import InputError
-from moeprune.artifacts.files import write_json
+from moeprune.artifacts.files import read_json, write_json
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.config.grid import load_grid, only
 from moeprune.config.schema import RunConfig
@@ -61,8 +61,9 @@ def run_grid(
     loaded: dict[str, Inputs] = {}
     for config in runs.values():
         _shared_inputs(config, loaded).inspect()
+    others = _failed_before(directory, every, runs)
     failed: dict[str, str] = {}
-    _write(directory, every, failed)
+    _write(directory, every, others)
     groups = _groups(runs)
     say(f"grid: {len(runs)} of {len(every)} runs in {directory}, {len(groups)} groups")
     started = time.monotonic()
@@ -72,7 +73,7 @@ def run_grid(
         done += len(group)
         left = (time.monotonic() - started) / done * (len(runs) - done)
         say(f"grid: {done} of {len(runs)} runs, about {left / 60:.1f} minutes left")
-        _write(directory, every, failed)
+        _write(directory, every, others | failed)
     for name, error in failed.items():
         warn(f"run {name} failed: {error}")
     from moeprune.experiment.grid_report import write_grid_report
@@ -83,6 +84,13 @@ def run_grid(
 
 def _write(directory: Path, runs: Runs, failed: Mapping[str, str]) -> None:
     write_json(directory / "grid.json", {"runs": list(runs), "failed": dict(failed)})
+
+
+def _failed_before(directory: Path, every: Runs, runs: Runs) -> dict[str, str]:
+    """What an earlier call said of runs that this one leaves out."""
+    path = directory / "grid.json"
+    said = read_json(path).get("failed", {}) if path.is_file() else {}
+    return {name: why for name, why in said.items() if name in every and name not in runs}
 
 
 def _in_group(config: RunConfig, grid: str) -> RunConfig:

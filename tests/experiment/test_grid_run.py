@@ -111,6 +111,9 @@ def test_a_failed_run_is_recorded_and_the_rest_go_on(grid, tmp_path):
     assert outcome.done == ["hope-p25", "hope-p50"]
     assert set(outcome.failed) == {"reap-p25", "reap-p50"}
     assert "nowhere.json" in json.loads((outcome.directory / "grid.json").read_text())["failed"]["reap-p25"]
+    part = run_grid(grid, [], output=tmp_path / "out", pattern="hope-*")  # says nothing new of the others
+    assert not part.failed
+    assert set(json.loads((outcome.directory / "grid.json").read_text())["failed"]) == {"reap-p25", "reap-p50"}
 
 
 def test_everything_is_validated_before_the_first_run(grid, tmp_path):
