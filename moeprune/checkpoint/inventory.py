@@ -138,4 +138,7 @@ def _version_warnings() -> tuple[str, ...]:
 
     if transformers.__version__.startswith(VERIFIED_WITH + "."):
         return ()
-    return (f"transformers {transformers.__version__} is installed; checkpoints were verified with {VERIFIED_WITH}",)
+    return (
+        f"transformers {transformers.__version__} is installed; families were verified with {VERIFIED_WITH}: `moeprune "
+        "families` lists them, and the recording's own checks hold for any version",
+    )

@@ -36,7 +36,7 @@ def recorded(inputs: Inputs, partial: Path, key: str) -> RoutingStatistics:
             "key": key,
             "model": {"path": options.model.path, "fingerprint": inputs.fingerprint},
             "calibration": options.calibration.model_dump(mode="json"),
-            "warnings": list(tokens.warnings),
+            "warnings": [*inputs.checkpoint.warnings, *tokens.warnings],
         },
     }
     if not inputs.streaming:
