@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from moeprune.artifacts.errors import InputError
+from moeprune.checkpoint.inventory import Inventory
 from moeprune.config.grid import is_grid, load_grid
 from moeprune.config.load import load_run
 from moeprune.experiment.console import say, warn
@@ -33,6 +34,10 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
         f"estimate: {estimate['weight_bytes'] / 1e9:.2f} GB of weights in memory, "
         f"{estimate['statistics_bytes'] / 1e6:,.1f} MB of statistics; recording {estimate['tokens']:,} tokens takes "
         f"about {estimate['seconds']:,.0f} s on this machine"
+    )
+    say(
+        f"estimate: read layer by layer (runtime.streaming), {estimate['streamed_bytes'] / 1e9:.2f} GB of memory and "
+        f"{estimate['read_bytes'] / 1e9:.2f} GB from disk"
     )
     summary: dict[str, Any] = {
         "config": config.model_dump(mode="json"),
@@ -80,7 +85,10 @@ def _describe_data(inputs: Inputs, part: str) -> dict[str, Any]:
 
 
 def estimate_pass(inputs: Inputs) -> dict[str, Any]:
-    """Bytes of weights and statistics, and the seconds a recording would take at this machine's matrix speed."""
+    """Bytes of weights and statistics, and the seconds a recording would take at this machine's matrix speed.
+
+    streamed_bytes: memory of a pass that reads the weights (read_bytes, once) layer by layer.
+    """
     checkpoint = inputs.checkpoint
     elements = {"expert": 0, "other": 0}
     for tensor in checkpoint.tensors:
@@ -94,10 +102,22 @@ def estimate_pass(inputs: Inputs) -> dict[str, Any]:
     cells = sum(3 * layer.num_experts**2 + 6 * layer.num_experts for layer in layers)
     return {
         "weight_bytes": width * sum(elements.values()),
+        "streamed_bytes": streamed_bytes(checkpoint, width),
+        "read_bytes": sum(tensor.entry.size for tensor in checkpoint.tensors),
         "statistics_bytes": 2 * 8 * domains * cells,
         "tokens": tokens,
         "seconds": operations / _operations_per_second(inputs.device_type),
     }
+
+
+def streamed_bytes(checkpoint: Inventory, width: int) -> int:
+    """Memory of a layer-major pass: the largest layer, half of it for what computes and an eighth for what waits."""
+    from moeprune.models import layer_major, streaming
+
+    model = checkpoint.memory.model
+    layers = [model.get_submodule(name) for name in streaming.decoder_layers(model)]
+    layer = width * max(sum(parameter.numel() for parameter in module.parameters()) for module in layers)
+    return layer + max(streaming.FLOOR, layer // 2) + max(layer_major.FLOOR, layer // 8)
 
 
 def _operations_per_second(device: str) -> float:
