@@ -17,7 +17,6 @@ VLLM_TUNED = frozenset({1, 8, 16, 20, 32, 40, 60, 62, 64, 72, 128, 129, 160, 256
 # Counts that the softplus router kernel of DeepSeek-V4 is compiled for (vllm#50982: 160 refused, vllm#51521: 144).
 VLLM_SOFTPLUS_COUNTS = frozenset({1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 576})
 SOFTPLUS_FAMILIES = frozenset({"deepseek_v4"})
-BEST_SCORE_GROUPS = frozenset({"deepseek_v2"})
 LLAMA_CPP_MOST = 1024  # LLAMA_MAX_EXPERTS
 
 # (text that a chat template has, vLLM's tool parser); the first that fits.
@@ -97,13 +96,6 @@ def _reachability(config: Mapping[str, Any], count: int, top_k: int) -> Iterable
     groups, used = router_groups(config)
     if groups <= 1:
         return
-    if text_config(config).get("model_type") in BEST_SCORE_GROUPS:
-        yield Note(
-            "llama.cpp",
-            "advice",
-            "picks groups of experts by the sum of their two best scores, this family by the best one, so its tokens "
-            "are others, pruned or not; serve it with vLLM",
-        )
     if count % groups:
         yield Note(
             "vLLM",

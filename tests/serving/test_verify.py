@@ -8,7 +8,9 @@ import venv
 
 import pytest
 
+from moeprune.artifacts.errors import InputError
 from moeprune.checkpoint.writer import prune_checkpoint
+from moeprune.cli import app
 from tests.checkpoint.sources import plan_for
 from tests.tiny import save_tiny
 
@@ -105,13 +107,14 @@ def test_a_checkpoint_whose_weights_changed_does_not_pass(folder):
         (("export", "./none", "--llama-cpp", "llama.cpp", "-o", "x.gguf"), "does not exist"),
     ],
 )
-def test_bad_input_is_explained_and_leaves_nothing(folder, words, message):
+def test_bad_input_is_explained_and_leaves_nothing(folder, monkeypatch, words, message):
+    """In this process: the exit code of an InputError is what tests/test_cli.py is about."""
+    monkeypatch.chdir(folder)
     before = sorted(path.name for path in folder.iterdir())
     record = (folder / "pruned" / "moeprune.json").read_bytes()
-    done = moeprune(*words, cwd=folder)
-    assert done.returncode == 2, done.stderr
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    with pytest.raises(InputError) as told:
+        app(list(words), standalone_mode=False)
+    assert message in str(told.value)
     assert sorted(path.name for path in folder.iterdir()) == before
     assert (folder / "pruned" / "moeprune.json").read_bytes() == record
 
@@ -119,6 +122,9 @@ def test_bad_input_is_explained_and_leaves_nothing(folder, words, message):
 def test_a_converter_that_refuses_is_quoted_and_leaves_nothing(folder):
     before = sorted(path.name for path in folder.iterdir())
     done = moeprune("export", "pruned", "--llama-cpp", "llama.cpp", "-o", "x.gguf", cwd=folder)
-    assert done.returncode == 1
+    assert done.returncode == 1, done.stderr
     assert "nothing is supported" in done.stderr
+    done = moeprune("export", "pruned", "--llama-cpp", "vllm", "-o", "x.gguf", cwd=folder)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
     assert sorted(path.name for path in folder.iterdir()) == before
