@@ -134,7 +134,9 @@ def families_table() -> Description:
     width = max(len(row["model_type"]) for row in rows)
     lines = [f"{'model_type':{width}s}  verified  how"]
     lines += [
-        f"{r['model_type']:{width}s}  {'yes' if r['verified'] else 'no':8s}  {r['how']}; {r['routing']}" for r in rows
+        f"{r['model_type']:{width}s}  {'yes' if r['verified'] else 'no':8s}  "
+        + "; ".join(filter(None, (r["how"], r["routing"])))
+        for r in rows
     ]
     if not same:
         lines.append(
