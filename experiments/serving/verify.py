@@ -115,6 +115,7 @@ def write_log(work, name, done, told, engine_log):
     text = "\n".join([f"$ {name}: exit code {done.returncode}", *told, "--- the engine's last lines", *lines])
     text = text.replace(f"{HERE.parent.parent}/", "")
     text = re.sub(r"\S*/(site-packages|lib/python3\.\d+)/", r".../\1/", text.replace(str(work), "WORK"))
+    text = "\n".join(line[:400] for line in text.splitlines())
     text = re.sub(r"/tmp/\S+", "TEMPORARY", re.sub(r"\bpid=\d+", "pid", text))
     folder = HERE / "logs"
     folder.mkdir(exist_ok=True)
