@@ -1,6 +1,6 @@
 """Time and memory of writing a pruned checkpoint, against `cp` of the bytes that are kept.
 
-    python experiments/checkpoint-writing/measure.py --work /tmp/checkpoint-writing --gib 2 --runs 7
+    python experiments/checkpoint-writing/measure.py --work /tmp/checkpoint-writing --gib 2 8 --runs 5
 
 Makes a random Qwen3-MoE checkpoint in shards, prunes half of its experts, and alternates: cp, cp and sync, moeprune.
 Every measurement is a process of its own that reports its wall time and the peak resident memory the system saw.
@@ -8,6 +8,7 @@ Every measurement is a process of its own that reports its wall time and the pea
 
 import argparse
 import csv
+import itertools
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ from pathlib import Path
 HIDDEN, WIDTH, EXPERTS, VOCABULARY = 1024, 512, 64, 4096
 SETTLE = 1.0  # seconds
 EXPERT_BYTES = 3 * HIDDEN * WIDTH * 2
-FIELDS = ("shard_mib", "method", "run", "seconds", "cpu_seconds", "peak_mib", "grown_mib", "bytes")
+FIELDS = ("gib", "shard_mib", "method", "run", "seconds", "first_byte", "cpu_seconds", "peak_mib", "grown_mib", "bytes")
 
 
 def make_checkpoint(directory: Path, *, size: int, shard_size: int) -> None:
@@ -135,27 +136,35 @@ def measured(method: str, source: Path, kept: Path, plan: Path, out: Path) -> di
         decision = PrunePlan.load(plan)
         inventory(source)  # transformers imports a model's module when it first needs it
         before, spent = peak(resource.RUSAGE_SELF), cpu(resource.RUSAGE_SELF)
+        first: list[float] = []  # when the first bytes were written: before, names and shapes are checked
+
+        def on_progress(done: int, total: int) -> None:
+            if not first:
+                first.append(time.perf_counter())
+
         started = time.perf_counter()
-        prune_checkpoint(source, decision, out)
+        prune_checkpoint(source, decision, out, on_progress=on_progress)
         seconds = time.perf_counter() - started
         after = peak(resource.RUSAGE_SELF)
         spent = cpu(resource.RUSAGE_SELF) - spent
-        return {"seconds": seconds, "cpu_seconds": spent, "peak_mib": after, "grown_mib": after - before}
+        times = {"seconds": seconds, "first_byte": first[0] - started, "cpu_seconds": spent}
+        return {**times, "peak_mib": after, "grown_mib": after - before}
     started = time.perf_counter()
     subprocess.run(["cp", "-r", str(kept), str(out)], check=True)
     if method == "cp+sync":
         subprocess.run(["sync", *map(str, out.iterdir())], check=True)
     seconds = time.perf_counter() - started
     spent = cpu(resource.RUSAGE_CHILDREN)
-    return {"seconds": seconds, "cpu_seconds": spent, "peak_mib": peak(resource.RUSAGE_CHILDREN), "grown_mib": 0.0}
+    times = {"seconds": seconds, "first_byte": 0.0, "cpu_seconds": spent}
+    return {**times, "peak_mib": peak(resource.RUSAGE_CHILDREN), "grown_mib": 0.0}
 
 
 def run(arguments: argparse.Namespace) -> list[dict[str, object]]:
     work, rows = arguments.work, []
-    for shard_mib in arguments.shard_mib:
+    for gib, shard_mib in itertools.product(arguments.gib, arguments.shard_mib):
         shutil.rmtree(work, ignore_errors=True)
         source, kept, plan, out = work / "source", work / "kept", work / "plan.json", work / "out"
-        make_checkpoint(source, size=int(arguments.gib * 2**30), shard_size=shard_mib * 2**20)
+        make_checkpoint(source, size=int(gib * 2**30), shard_size=shard_mib * 2**20)
         make_plan(source, plan)
         measured("moeprune", source, kept, plan, kept)  # what cp then copies: exactly the bytes that are kept
         size = sum(path.stat().st_size for path in kept.iterdir())
@@ -166,37 +175,35 @@ def run(arguments: argparse.Namespace) -> list[dict[str, object]]:
                 time.sleep(SETTLE)  # the disk is still busy with what was removed
                 command = [sys.executable, __file__, "--work", str(work), "--one", method]
                 found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-                rows.append({"shard_mib": shard_mib, "method": method, "run": number, **found, "bytes": size})
+                rows.append(
+                    {"gib": gib, "shard_mib": shard_mib, "method": method, "run": number, **found, "bytes": size}
+                )
                 print(rows[-1], flush=True)
     shutil.rmtree(work)
     return rows
 
 
 def summary(rows: list[dict[str, object]]) -> str:
-    head = (
-        "file size",
-        "method",
-        "seconds: median (least - most)",
-        "CPU seconds",
-        "times cp",
-        "times cp+sync",
-        "memory grown",
-    )
+    head = ("kept", "file size", "method", "seconds: median (least - most)", "of them before the first byte")
+    head += ("CPU seconds", "times cp", "times cp+sync", "memory grown")
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    for shard_mib in dict.fromkeys(row["shard_mib"] for row in rows):
-        seconds = {
-            method: [float(str(r["seconds"])) for r in rows if (r["method"], r["shard_mib"]) == (method, shard_mib)]
-            for method in ("cp", "cp+sync", "moeprune")
-        }
-        medians = {method: statistics.median(values) for method, values in seconds.items()}
-        for method, values in seconds.items():
-            mine = [r for r in rows if (r["method"], r["shard_mib"]) == (method, shard_mib)]
-            grown = max(float(str(r["grown_mib"])) for r in mine)
-            cpu = statistics.median(float(str(r["cpu_seconds"])) for r in mine)
+    for gib, shard_mib in dict.fromkeys((row["gib"], row["shard_mib"]) for row in rows):
+        chosen = [row for row in rows if (row["gib"], row["shard_mib"]) == (gib, shard_mib)]
+
+        def values(method: str, field: str, chosen: list[dict[str, object]] = chosen) -> list[float]:
+            return [float(str(row[field])) for row in chosen if row["method"] == method]
+
+        medians = {method: statistics.median(values(method, "seconds")) for method in ("cp", "cp+sync", "moeprune")}
+        for method, median in medians.items():
+            seconds, ours = values(method, "seconds"), method == "moeprune"
+            first = f"{statistics.median(values(method, 'first_byte')):.2f}" if ours else ""
+            grown = f"{max(values(method, 'grown_mib')):.0f} MiB" if ours else ""
             lines.append(
-                f"| {shard_mib} MiB | {method} | {medians[method]:.2f} ({min(values):.2f} - {max(values):.2f}) | "
-                f"{cpu:.2f} | {medians[method] / medians['cp']:.2f} | "
-                f"{medians[method] / medians['cp+sync']:.2f} | {f'{grown:.0f} MiB' if method == 'moeprune' else ''} |"
+                f"| {float(str(chosen[0]['bytes'])) / 2**30:.1f} GiB | {shard_mib} MiB | {method} | "
+                f"{median:.2f} ({min(seconds):.2f} - {max(seconds):.2f}) | {first} | "
+                f"{statistics.median(values(method, 'cpu_seconds')):.2f} | {median / medians['cp']:.2f} | "
+                f"{median / medians['cp+sync']:.2f} | "
+                f"{grown} |"
             )
     return "\n".join(lines)
 
@@ -204,9 +211,9 @@ def summary(rows: list[dict[str, object]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="a directory that may be deleted")
-    parser.add_argument("--gib", type=float, default=2.0, help="size of the source")
-    parser.add_argument("--shard-mib", type=int, nargs="+", default=[256, 4096])
-    parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--gib", type=float, nargs="+", default=[2.0, 8.0], help="sizes of the source")
+    parser.add_argument("--shard-mib", type=int, nargs="+", default=[256, 2048])
+    parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--out", type=Path, default=None, help="a csv file for the rows")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
