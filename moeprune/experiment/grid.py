@@ -54,7 +54,7 @@ def run_grid(
     if ray is not None:
         if workers > 1:
             raise InputError(f"--workers {workers} --ray {ray}: give one of them; Ray spreads over its own machines")
-        require_ray()
+        require_ray(ray)
     directory = output / path.stem
     every = {name: _in_group(config, path.stem) for name, config in load_grid(path, overrides).items()}
     runs = only(every, pattern)

@@ -5,6 +5,7 @@ runs that are not done are recorded as failed, and the same command goes on with
 """
 
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
@@ -18,6 +19,8 @@ from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json
 from moeprune.config.schema import RunConfig
 from moeprune.experiment.console import say
+
+CONNECT_SECONDS = 5.0
 
 Group = dict[str, RunConfig]
 Errors = dict[str, str]  # run -> what went wrong
@@ -61,9 +64,17 @@ def _end_with_the_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def require_ray() -> None:
+def require_ray(address: str) -> None:
+    """Raises InputError where Ray is not installed or nothing listens at HOST:PORT; Ray itself would try for minutes."""
     if find_spec("ray") is None:
         raise InputError("--ray: Ray is not installed; pip install 'moeprune[ray]', or use --workers N")
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return  # `local`, `auto`
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise _no_cluster(address, error) from error
 
 
 def over_ray(
@@ -112,10 +123,15 @@ def _connect(address: str) -> None:
     try:
         ray.init(address=address, **options)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise InputError(
-            f"--ray {address}: no Ray cluster answers there ({str(error).strip().splitlines()[0]}); give the HOST:PORT "
-            "that `ray start --head` printed, or `local`"
-        ) from error
+        raise _no_cluster(address, error) from error
+
+
+def _no_cluster(address: str, error: Exception) -> InputError:
+    why = str(error).strip().splitlines()[0]
+    return InputError(
+        f"--ray {address}: no Ray cluster answers there ({why}); give the HOST:PORT that `ray start --head` printed, "
+        "or `local`"
+    )
 
 
 def _on_a_machine(group: Group, work: Work, here: str, directory: Path, shared: Path) -> Errors:

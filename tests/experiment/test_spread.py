@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import write_json
 from moeprune.config.schema import RunConfig
 from moeprune.experiment.grid import run_grid
-from moeprune.experiment.spread import Errors, Group, over_processes, over_ray
+from moeprune.experiment.spread import Errors, Group, over_processes, over_ray, require_ray
 from tests.experiment.test_grid_run import AXES, BASE, results
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is an extra: moeprune[ray]")
@@ -118,7 +119,15 @@ def test_ray_records_a_task_that_dies(tmp_path, monkeypatch):
 
 
 @needs_ray
-def test_an_address_where_no_cluster_answers(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAY_gcs_rpc_server_connect_timeout_s", "1")
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_an_address_where_nothing_listens_is_refused_at_once(scheme):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"{scheme}127.0.0.1:{server.getsockname()[1]}"
+    with pytest.raises(InputError, match="no Ray cluster answers"):
+        require_ray(address)
+
+
+@needs_ray
+def test_an_address_that_is_none(tmp_path):
     with pytest.raises(InputError, match="no Ray cluster answers"):
         list(over_ray(GROUPS, work, tmp_path, tmp_path, address="nowhere"))
