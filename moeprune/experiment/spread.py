@@ -65,7 +65,7 @@ def _end_with_the_parent() -> None:
 
 
 def require_ray(address: str) -> None:
-    """Raises InputError where Ray is not installed or nothing listens at HOST:PORT; Ray itself would try for minutes."""
+    """Raises InputError where Ray is not installed or nothing listens at HOST:PORT, which Ray tries for minutes."""
     if find_spec("ray") is None:
         raise InputError("--ray: Ray is not installed; pip install 'moeprune[ray]', or use --workers N")
     host, colon, port = address.removeprefix("ray://").rpartition(":")
