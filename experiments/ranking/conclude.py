@@ -109,6 +109,7 @@ def against(rows: list[dict[str, str]], grid: str, pairs: Sequence[tuple[str, st
 def figure(grids: dict[str, list[dict[str, str]]], path: Path) -> None:
     """Mean KL with intervals, one panel a setting, methods in the order of their mean."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     canvas = Figure(figsize=(10.5, 6.6), layout="constrained")
     panels = canvas.subplots(2, 3)
@@ -123,9 +124,15 @@ def figure(grids: dict[str, list[dict[str, str]]], path: Path) -> None:
             axes.set_yticks(range(len(order)), order, fontsize=8)
             axes.invert_yaxis()
             axes.set_xscale("log")
+            low, high = axes.get_xlim()
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 3) if high > 10 * low else (1, 1.5, 2, 3, 5, 7)))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.xaxis.set_minor_formatter(NullFormatter())
+            axes.tick_params(axis="x", labelsize=8)
             axes.set_title(f"calibrated on {'six domains' if grid == 'all' else 'agent'}, {RATIOS[ratio]}", fontsize=9)
             axes.grid(axis="x", alpha=0.3, which="both")
-    canvas.supxlabel("KL to the unpruned model, nats a token (six domains: their mean; agent: agent), 95 % over draws")
+    label = "KL to the unpruned model, nats a token (six domains: their mean; agent: agent); 95 % over draws"
+    canvas.supxlabel(label, fontsize=10)
     canvas.savefig(path, dpi=130)
 
 
