@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "evaluation": BELOW,
     "serving": BELOW,
     "dense": BELOW | {"checkpoint.edits"},
-    "config": BELOW | WORK | {"experiment.refine", "experiment.tracking"},  # for the option classes, which live where they are used
+    "config": BELOW | WORK | {"experiment.refine", "experiment.tracking"},  # their option classes
     "experiment": BELOW | WORK | {"config"},
     "cli": BELOW | WORK | {"config", "experiment"},
     "__main__": {"cli"},
