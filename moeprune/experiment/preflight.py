@@ -11,6 +11,7 @@ from moeprune.config.grid import is_grid, load_grid
 from moeprune.config.load import load_run
 from moeprune.experiment.console import say, warn
 from moeprune.experiment.inputs import Inputs
+from moeprune.models.shipping import MTP_KEYS, notes
 from moeprune.selection.budget import layer_budgets
 
 
@@ -28,6 +29,7 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
     say(f"model: {config.model.path} ({inputs.checkpoint.config['model_type']}), fingerprint {inputs.fingerprint}")
     for budget in budgets:
         say(f"budget: {budget}")
+    shipping = _shipping(inputs, [budget.kept for budget in budgets])
     data = {part: _describe_data(inputs, part) for part in ("calibration", "evaluation")}
     estimate = estimate_pass(inputs)
     say(
@@ -43,12 +45,22 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
         "config": config.model_dump(mode="json"),
         "model": {"model_type": inputs.checkpoint.config["model_type"], "fingerprint": inputs.fingerprint},
         "budget": [{"layer": b.layer.name, "num_experts": b.layer.num_experts, "kept": b.kept} for b in budgets],
+        "serving": shipping,
         "data": data,
         "estimate": estimate,
     }
     if memory is not None:
         summary["fits"] = fitting(inputs, parse_bytes(memory))
     return summary
+
+
+def _shipping(inputs: Inputs, kept: Sequence[int]) -> list[str]:
+    """What serving engines would do with these counts; layers of multi-token prediction are the writer's to judge."""
+    config = {**inputs.checkpoint.config, **dict.fromkeys(MTP_KEYS, 0)}
+    found = [str(note) for note in notes(config, kept, top_k=max(layer.top_k for layer in inputs.layers))]
+    for text in found:
+        warn(text)
+    return found
 
 
 def _check_grid(path: Path, overrides: Sequence[str]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import stat
 
 from moeprune.checkpoint.proof import keep_proof, keep_results, with_table
 from moeprune.checkpoint.writer import prune_checkpoint
+from moeprune.experiment.preflight import check_file
 from moeprune.reference import MODEL_DIR
 from moeprune.serving.install import requirements_of
 from tests.checkpoint.sources import plan_for
@@ -43,6 +44,15 @@ def test_a_group_that_does_not_divide_would_be_a_warning_of_the_report(tmp_path)
     source = save_tiny("deepseek_v3", tmp_path / "source", num_nextn_predict_layers=0)
     report = prune_checkpoint(source, plan_for(source), tmp_path / "out")  # three in each of two groups: fine
     assert report.warnings == ()
+
+
+def test_check_tells_before_anything_is_loaded(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("calibration: {domains: [{name: agent, path: 'reference:agent', tokens: 2000}]}\n")
+    assert check_file(path, [])["serving"] == []  # 16 experts of 32
+    text, _ = check_file(path, ["selection.budget.prune=20"])["serving"]
+    assert "12 experts" in text
+    assert "benchmark_moe.py --tune" in text
 
 
 def test_files_can_be_read_by_everybody_and_written_by_the_owner(tmp_path):
