@@ -23,6 +23,8 @@ from moeprune.models.streaming import StreamedModel, open_streamed
 from moeprune.recording.distributed import Team, join
 from moeprune.selection.budget import check_budget
 
+LOADING_PEAK = 2.4  # times the weights, the highest that experiments/scale has seen
+
 
 class Inputs:
     """Everything is made on first use: a resumed run whose stages are done loads neither model nor data."""
@@ -101,7 +103,12 @@ class Inputs:
         free = free_bytes(device_of(self.config.runtime.device))
         if self.device_type == "cpu":
             free //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's processes share the machine
-        return "loaded" in self.__dict__ or self.weight_bytes <= free
+        return "loaded" in self.__dict__ or self.loading_bytes <= free
+
+    @property
+    def loading_bytes(self) -> int:
+        """The most that loading the weights may hold: on a CPU files, pieces and results lie side by side for a while."""
+        return round(self.weight_bytes * (LOADING_PEAK if self.device_type == "cpu" else 1))
 
     @property
     def weight_bytes(self) -> int:

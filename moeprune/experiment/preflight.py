@@ -33,7 +33,8 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
     data = {part: _describe_data(inputs, part) for part in ("calibration", "evaluation")}
     estimate = estimate_pass(inputs)
     say(
-        f"estimate: {estimate['weight_bytes'] / 1e9:.2f} GB of weights in memory, "
+        f"estimate: {estimate['weight_bytes'] / 1e9:.2f} GB of weights in memory "
+        f"({inputs.loading_bytes / 1e9:.2f} GB at most while they load), "
         f"{estimate['statistics_bytes'] / 1e6:,.1f} MB of statistics; recording {estimate['tokens']:,} tokens takes "
         f"about {estimate['seconds']:,.0f} s on this machine"
     )
