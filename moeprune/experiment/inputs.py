@@ -107,7 +107,7 @@ class Inputs:
 
     @property
     def loading_bytes(self) -> int:
-        """The most that loading the weights may hold: on a CPU files, pieces and results lie side by side for a while."""
+        """The most that loading the weights may hold: on a CPU, files, pieces and results side by side."""
         return round(self.weight_bytes * (LOADING_PEAK if self.device_type == "cpu" else 1))
 
     @property
