@@ -12,6 +12,7 @@ from scipy.stats import spearmanr
 
 SHOWN = ("frequency", "reap", "hope norms all")
 RESAMPLES, SEED = 2_000, 0
+NOT_COSTS = ("setting", "population", "set", "layer", "kl")
 Rows = list[dict[str, str]]
 
 
@@ -33,7 +34,7 @@ def groups_of(rows: Rows) -> dict[tuple[str, str], Rows]:
 
 def table(rows: Rows) -> str:
     groups = groups_of(rows)
-    criteria = [name for name in rows[0] if name not in ("setting", "population", "set", "kl")]
+    criteria = [name for name in rows[0] if name not in NOT_COSTS]
     lines = ["| criterion | " + " | ".join(f"{s}: {p}" for s, p in groups) + " |", "|---" * (len(groups) + 1) + "|"]
     cells: dict[str, list[tuple[float, float, float]]] = {name: [] for name in criteria}
     for group in groups.values():
@@ -50,8 +51,22 @@ def table(rows: Rows) -> str:
     return "\n".join(lines)
 
 
+def by_layer(rows: Rows) -> str:
+    """Sets of one layer: the mean KL of each layer's, and the rank correlations within the layer."""
+    lines = ["| setting | layer | mean KL | " + " | ".join(SHOWN) + " |", "|---" * (len(SHOWN) + 3) + "|"]
+    alone = [row for row in rows if row["layer"] != "all"]
+    for setting in dict.fromkeys(row["setting"] for row in alone):
+        for layer in sorted({row["layer"] for row in alone}):
+            group = [row for row in alone if (row["setting"], row["layer"]) == (setting, layer)]
+            damage = [float(row["kl"]) for row in group]
+            cells = [f"{spearmanr([float(row[name]) for row in group], damage).statistic:.2f}" for name in SHOWN]
+            lines.append(f"| {setting} | {layer} | {np.mean(damage):.3f} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def figure(rows: Rows, path: Path) -> None:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, NullFormatter
 
     groups = groups_of(rows)
     settings = list(dict.fromkeys(setting for setting, _ in groups))
@@ -65,6 +80,8 @@ def figure(rows: Rows, path: Path) -> None:
                 costs = [float(row[name]) for row in group]
                 axes.scatter(costs, [float(row["kl"]) for row in group], s=14, c=color, marker=marker, label=population)
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.yaxis.set_minor_formatter(NullFormatter())
             axes.set_title(f"{name}, {setting}", loc="left", fontsize=10)
             axes.grid(alpha=0.3)
     canvas.supxlabel("cost the criterion gives the set (1 a layer: all of its experts)")
@@ -79,7 +96,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with (arguments.output / "results.csv").open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))
-    print(table(rows))
+    print(table(rows), by_layer(rows), sep="\n\n")
     figure(rows, arguments.output / "damage.png")
 
 

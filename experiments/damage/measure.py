@@ -115,7 +115,8 @@ def measure(setting: str, *, small: bool) -> list[dict[str, Any]]:
         students = {str(number): plan_of(item, plans[0]) for number, item in enumerate(sets)}
         metrics = mp.evaluate(loaded.model, students, heldout)
         for number, item in enumerate(sets):
-            row = {"setting": setting, "population": population, "set": number}
+            where = next(iter(item)) if len(item) == 1 else "all"
+            row = {"setting": setting, "population": population, "set": number, "layer": where}
             row["kl"] = metrics[str(number)][f"fidelity/kl/{measured}"]
             rows.append(row | {label: cost(item) for label, cost in costs.items()})
         print(f"{setting}, {population}: {len(sets)} sets", flush=True)
