@@ -83,7 +83,10 @@ class Step:
     difference: float | None  # of the two log-probabilities
 
     def is_far(self, tolerance: Tolerance | None) -> bool:
-        return tolerance is not None and (self.behind > tolerance.tie or (self.difference or 0.0) > tolerance.most)
+        if tolerance is None:
+            return False
+        # Not `>`: nothing is larger than NaN, and an engine that computes NaN must not pass.
+        return not (self.behind <= tolerance.tie and (self.difference or 0.0) <= tolerance.most)
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,7 @@ def compare(
     problems = []
     if tolerance is not None and far > tolerance.outliers * len(behind):
         problems += _far_tokens(questions, found, steps, tolerance)
-    if tolerance is not None and mean > tolerance.mean:
+    if tolerance is not None and not mean <= tolerance.mean:
         problems.append(f"log-probabilities differ by {mean:.2g} nats on average, more than {tolerance.mean:g}")
     if not differences:
         problems.append(f"{found.engine} generated no token for any prompt; nothing was compared")

@@ -111,6 +111,16 @@ def test_log_probabilities_that_drift_are_found(asked, right, model):
     assert proof(asked, change(right, log_probabilities=moved), model, dtype="bfloat16").passed
 
 
+def test_log_probabilities_that_are_no_numbers_do_not_pass(asked, right, model):
+    for value in (math.nan, -math.inf):
+        broken = (value,) * TOKENS
+        for dtype in TOLERANCES:
+            assert not proof(asked, change(right, log_probabilities=broken), model, dtype=dtype).passed
+    nothing = [Score((math.nan,) * TOKENS, (math.nan,) * TOKENS) for _ in right.answers]
+    found = compare(asked, right, nothing, dtype="float32", tolerance=TOLERANCES["float32"], compared_with="NaN")
+    assert not found.passed
+
+
 def test_a_token_without_a_log_probability_is_judged_by_its_rank(asked, right, model):
     told = (None, *right.answers[0].log_probabilities[1:])
     assert proof(asked, change(right, log_probabilities=told), model).passed
