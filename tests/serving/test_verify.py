@@ -92,7 +92,9 @@ def test_a_checkpoint_whose_weights_changed_does_not_pass(folder):
         (("verify", "pruned", "--against", "base", "--dtype", "int4"), "float32, bfloat16, float16"),
         (("verify", "--install", "vllm"), "-o DIR"),
         (("verify", "--install", "tgi", "-o", "x"), "vllm, llama.cpp"),
-        (("verify", "--install", "vllm", "-o", "full"), "not an environment"),
+        (("verify", "--install", "vllm", "-o", "full"), "did not make"),
+        (("verify", "--install", "vllm", "-o", "empty"), "did not make"),  # an environment of the user's
+        (("verify", "--install", "vllm", "-o", "no.gguf"), "did not make"),
         (("verify", "pruned", "--install", "vllm", "-o", "x"), "leave pruned out"),
         (("export", "pruned", "--llama-cpp", "vllm", "-o", "x.gguf"), "has no convert_hf_to_gguf.py"),
         (("export", "pruned", "--llama-cpp", "llama.cpp", "-o", "x.bin"), "ends in .gguf"),
