@@ -79,17 +79,20 @@ def _own_server(binary: Path, gguf: Path, context: int, said: Path) -> Iterator[
         port = free.getsockname()[1]
     place = ["--host", "127.0.0.1", "--port", str(port), "-c", str(context), "-np", "1", "--jinja"]
     cache = ["-ctk", "f32", "-ctv", "f32", "--no-warmup"]
-    with _process([str(binary), "-m", str(gguf.absolute()), *place, *cache], said) as process:
+    with _process([str(binary), "-m", str(gguf.absolute()), *place, *cache], said, talks=False) as process:
         address = f"http://127.0.0.1:{port}"
         _wait(address, process, said)
         yield address, str(_call(address, "/props", None).get("build_info", "llama-server"))
 
 
 @contextmanager
-def _process(command: list[str], said: Path) -> Iterator[subprocess.Popen[str]]:
+def _process(command: list[str], said: Path, *, talks: bool = True) -> Iterator[subprocess.Popen[str]]:
+    """A process whose log is `said`; where it `talks` its standard output is a pipe, which somebody must read."""
     with (
-        said.open("w", encoding="utf-8") as output,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, text=True) as process,
+        said.open("w", encoding="utf-8") as log,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE if talks else log, stderr=log, text=True
+        ) as process,
     ):
         try:
             yield process
