@@ -5,7 +5,7 @@ import statistics
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +76,9 @@ class _Engine:
 
     def time(self) -> dict[str, float]:
         assert self.process.stdin is not None
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended; `_next` quotes why
+            self.process.stdin.write("go\n")
+            self.process.stdin.flush()
         return self._next()
 
     def close(self) -> float:
@@ -121,5 +122,6 @@ def _engine(python: Path, request: Mapping[str, Any]) -> Iterator[_Engine]:
                     process.wait(30)
                 except subprocess.TimeoutExpired:
                     process.kill()
+                    process.wait()
             assert process.stdout is not None
             process.stdout.close()
