@@ -162,7 +162,7 @@ def _measure_streamed(inputs: Inputs, plans: Mapping[str, PrunePlan], directory:
     metrics = {label: comparison.metrics() for label, comparison in comparisons.items()}
     warnings = [*inputs.evaluation.warnings, *comparisons[OWN].warnings]
     asked = config.evaluation
-    if asked.tasks or asked.loops or asked.harness or asked.speed:
+    if asked.tasks or asked.code or asked.loops or asked.harness or asked.speed:
         warnings.append(unmeasured(inputs))
     return metrics, warnings
 

@@ -101,6 +101,6 @@ def compared(inputs: Inputs, plans: Mapping[str, PrunePlan]) -> dict[str, Compar
 def unmeasured(inputs: Inputs) -> str:
     """Why a model that does not fit into memory was measured for fidelity alone."""
     return (
-        "evaluation: tasks, loops, harness and speed generate token by token and need the model in memory, which takes "
-        f"{inputs.weight_bytes / 1e9:,.1f} GB; they were not measured. Measure the pruned checkpoint where it fits"
+        "evaluation: tasks, code, loops, harness and speed generate token by token and need the model in memory, "
+        f"which takes {inputs.weight_bytes / 1e9:,.1f} GB; they were not measured. Measure the checkpoint where it fits"
     )
