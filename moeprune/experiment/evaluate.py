@@ -54,19 +54,21 @@ def evaluate_model(
     teacher = str(against) if plan is None else model
     named = [{"name": name, "path": path} for name, path in map(name_and_value, data)] or _default_data(teacher)
     value = {"model": {"path": teacher}, "evaluation": {"domains": named}}
+    engine_speed: dict[str, float] = {}
     if plan is not None:
         inputs = Inputs(validate(RunConfig, value, place="evaluate"))
         comparison, subject = _by_plan(inputs, model, PrunePlan.load(plan))
     else:
         inputs = Evaluated(validate(RunConfig, value, place="evaluate"))
         other = Evaluated(validate(RunConfig, {"model": {"path": model}}, place="evaluate"))
+        if serving is not None:  # before this process holds both models beside the engines
+            engine_speed = _speed_in_vllm(inputs, other, serving)
         comparison, subject = _by_checkpoint(inputs, other)
     metrics, warnings = comparison.metrics(), [*inputs.evaluation.warnings, *comparison.warnings]
-    if serving is not None:
-        metrics |= _speed_in_vllm(inputs, other, serving)
-    elif speed and subject is None:
+    metrics |= engine_speed
+    if speed and serving is None and subject is None:
         warnings.append("speed: the model does not fit into memory; it was not measured")
-    elif speed and subject is not None:
+    elif speed and serving is None and subject is not None:
         from moeprune.evaluation.speed import compare_speed
 
         metrics |= compare_speed((inputs.loaded.model, nullcontext()), {"": subject}, inputs.evaluation)[""]
@@ -127,7 +129,8 @@ def _by_plan(inputs: Inputs, model: str, plan: PrunePlan) -> tuple[Comparison, S
 
 def _by_checkpoint(teacher: Inputs, student: Inputs) -> tuple[Comparison, Subject | None]:
     both = teacher.weight_bytes + student.weight_bytes
-    if both > free_bytes(device_of(teacher.config.runtime.device)):
+    peak = max(teacher.loading_bytes, teacher.weight_bytes + student.loading_bytes)
+    if peak > free_bytes(device_of(teacher.config.runtime.device)):
         say(f"evaluate: {both / 1e9:,.1f} GB of weights are read layer by layer")
         options, device = student.config.model, student.config.runtime.device
         return streamed_comparison(teacher, open_streamed(options, device=device, rounded=True)), None
