@@ -98,7 +98,17 @@ def _axes(axes: Any, path: Path) -> dict[str, dict[str, Any]]:
 def _require_different(runs: Mapping[str, RunConfig], path: Path) -> None:
     seen: dict[str, str] = {}
     for name, config in runs.items():
-        text = config.model_dump_json()
+        text = _meaning(config)
         if text in seen:
-            raise InputError(f"{path}: runs {seen[text]} and {name} are the same config; remove one label")
+            raise InputError(
+                f"{path}: runs {seen[text]} and {name} are the same config; remove one label (a domain that "
+                "selection.mix does not name has weight 1; 0 leaves it out)"
+            )
         seen[text] = name
+
+
+def _meaning(config: RunConfig) -> str:
+    """The config as text, with the weight of every domain in the mix, named or not."""
+    weights = {domain.name: config.selection.mix.get(domain.name, 1.0) for domain in config.calibration.domains}
+    selection = config.selection.model_copy(update={"mix": config.selection.mix | weights})
+    return config.model_copy(update={"selection": selection}).model_dump_json()
