@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from moeprune.artifacts.errors import InputError
+from moeprune.config.grid import load_grid
 from moeprune.config.load import dump_yaml, load_run
 from moeprune.config.schema import RunConfig
 
@@ -102,3 +103,15 @@ def test_bad_overrides_are_explained(tmp_path, override, message):
 def test_a_missing_file_is_bad_input(tmp_path):
     with pytest.raises(InputError, match="no such config file"):
         load_run(tmp_path / "none.yaml")
+
+
+def test_mixes_that_mean_the_same_are_one_run(tmp_path):
+    domains = "{calibration: {domains: [{name: a, path: 'reference:agent'}, {name: b, path: 'reference:prose'}]}}"
+    (tmp_path / "base.yaml").write_text(domains)
+    grid = tmp_path / "grid.yaml"
+    axis = "base: base.yaml\naxes: {{mix: {{one: {{selection: {{mix: {{a: 1}}}}}}, both: {{selection: {{mix: {}}}}}}}}}"
+    grid.write_text(axis.format("{a: 1, b: 1}"))
+    with pytest.raises(InputError, match="runs one and both are the same config.*0 leaves it out"):
+        load_grid(grid, [])
+    grid.write_text(axis.format("{a: 1, b: 0}"))
+    assert list(load_grid(grid, [])) == ["one", "both"]
