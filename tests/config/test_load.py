@@ -111,7 +111,7 @@ def test_mixes_that_mean_the_same_are_one_run(tmp_path):
     grid = tmp_path / "grid.yaml"
     axis = "base: base.yaml\naxes: {{mix: {{one: {{selection: {{mix: {{a: 1}}}}}}, both: {{selection: {{mix: {}}}}}}}}}"
     grid.write_text(axis.format("{a: 1, b: 1}"))
-    with pytest.raises(InputError, match="runs one and both are the same config.*0 leaves it out"):
+    with pytest.raises(InputError, match=r"runs one and both are the same config.*0 leaves it out"):
         load_grid(grid, [])
     grid.write_text(axis.format("{a: 1, b: 0}"))
     assert list(load_grid(grid, [])) == ["one", "both"]
