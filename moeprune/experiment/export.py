@@ -14,8 +14,9 @@ from moeprune.experiment.inputs import Inputs
 from moeprune.experiment.steps import require_writable
 from moeprune.experiment.verify import verify_checkpoint
 from moeprune.serving.convert import OUTPUT_TYPES, convert, quantise, require_converter, require_quantiser
-from moeprune.serving.engines import EngineError
+from moeprune.serving.engines import EngineError, require_python
 from moeprune.serving.gguf import Gguf, differences, read_gguf
+from moeprune.serving.llama_cpp import require_one_server
 
 SERVERS = ("build/bin/llama-server", "bin/llama-server", "llama-server")
 
@@ -46,6 +47,9 @@ def export_file(
     if converter_python is not None and not converter_python.is_file():
         raise InputError(f"--converter-python {converter_python}: no such file; give the bin/python of an environment")
     quantiser = require_quantiser(llama_cpp) if quantize else None
+    require_one_server(python, binary)
+    if python is not None:
+        require_python("llama.cpp", python)
     inputs = Inputs(validate(RunConfig, {"model": {"path": checkpoint}}, place="export"))
     layer = inputs.layers[0]
     config = read_json(inputs.directory / "config.json")

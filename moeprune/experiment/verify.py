@@ -18,7 +18,7 @@ from moeprune.experiment.inputs import Inputs
 from moeprune.serving.answers import Answers, Proof, compare, tolerance_of
 from moeprune.serving.engines import ENGINES, ask_script, require_python
 from moeprune.serving.gguf import Gguf, differences, read_gguf
-from moeprune.serving.llama_cpp import ask_llama_cpp, require_binary
+from moeprune.serving.llama_cpp import ask_llama_cpp, require_one_server
 from moeprune.serving.prompts import Questions, questions
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -129,10 +129,7 @@ def _required(
         return None
     if gguf is None:
         raise InputError("--engine llama.cpp: give --gguf FILE, as `moeprune export` writes it")
-    if binary is not None and python is not None:
-        raise InputError("--binary and --python: give one of them, a llama-server or a Python with xllamacpp")
-    if binary is not None:
-        require_binary(binary)
+    require_one_server(python, binary)
     return read_gguf(gguf)
 
 

@@ -21,11 +21,12 @@ from moeprune.serving.prompts import NEW_TOKENS, Chat, Questions
 START = 600  # seconds until a server answers
 
 
-def require_binary(binary: Path) -> Path:
-    """Raises InputError unless this is a program that can be started."""
-    if not binary.is_file() or not os.access(binary, os.X_OK):
+def require_one_server(python: Path | None, binary: Path | None) -> None:
+    """Raises InputError where two servers are given, or a binary that cannot be started."""
+    if binary is not None and python is not None:
+        raise InputError("--binary and --python: give one of them, a llama-server or a Python with xllamacpp")
+    if binary is not None and not (binary.is_file() and os.access(binary, os.X_OK)):
         raise InputError(f"--binary {binary}: not an executable file; give the path of llama-server")
-    return binary
 
 
 def ask_llama_cpp(

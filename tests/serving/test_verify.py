@@ -102,6 +102,8 @@ def test_a_checkpoint_whose_weights_changed_does_not_pass(folder):
         (("export", "pruned", "--llama-cpp", "llama.cpp", "-o", "x.gguf", "--format", "onnx"), "gguf"),
         (("export", "pruned", "--llama-cpp", "llama.cpp", "-o", "x.gguf", "--outtype", "q4"), "bf16"),
         (("export", "pruned", "--llama-cpp", "llama.cpp", "-o", "x.gguf", "--quantize", "Q4_K_M"), "llama-quantize"),
+        (("export", "pruned", "--llama-cpp", "llama.cpp", "-o", "x.gguf", "--binary", "no.gguf"), "llama-server"),
+        (("export", "pruned", "--llama-cpp", "llama.cpp", "-o", "x.gguf", "--python", "empty/bin/python"), "xllamacpp"),
         (("evaluate", "pruned", "--against", "base", "--speed", "--engine", "vllm"), "--install vllm"),
         (("evaluate", "pruned", "--against", "base", "--speed", "--engine", "tgi"), "transformers or vllm"),
         (("evaluate", "pruned", "--against", "base", "--engine", "vllm"), "--speed and --against"),
