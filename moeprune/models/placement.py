@@ -84,11 +84,6 @@ def _places(
         yield from _places(child, start + key, device_map, device_map.get(start + key, place))
 
 
-def is_spread(model: nn.Module) -> bool:
-    """Whether accelerate placed the model's modules."""
-    return getattr(model, "hf_device_map", None) is not None
-
-
 def device_of_inputs(model: Any) -> torch.device:
     """Where a batch goes before the model is called with it."""
     hook = _hook(model)
