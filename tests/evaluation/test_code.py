@@ -63,7 +63,7 @@ def test_a_completion_ends_where_the_function_does():
         "open('big', 'w').write('x' * (1 << 22))",
         "def broken(:",
         "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
-        "assert 'SECRET_KEY' not in __import__('os').environ and False",
+        "assert False",
     ],
 )
 def test_what_ends_in_another_way_fails(program):
