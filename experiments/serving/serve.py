@@ -54,6 +54,7 @@ def start(python, checkpoint, log):
             time.sleep(1)
             continue
         return process, time.monotonic() - begun, flags
+    process.kill()
     raise SystemExit("vllm serve did not answer within 600 s")
 
 
