@@ -75,6 +75,8 @@ def _directory(path: Path) -> Description:
         lines = [f"run {run['name']}, created {run['created']}, commit {run['commit'] or '-'}"]
         lines += [f"{stage}: done in {e['seconds']} s, key {e['key']}" for stage, e in run["stages"].items()]
         return [*lines, *(f"warning: {w}" for w in run["warnings"])], {"kind": "run", **run}
+    if (path / "grid.json").is_file():
+        raise InputError(f"{path}: a grid; `moeprune report {path}` compares its runs, or inspect one of them")
     if not (path / "config.json").is_file():
         raise InputError(f"{path}: neither a run (run.json) nor a checkpoint (config.json)")
     from moeprune.checkpoint.inventory import checkpoint_fingerprint, inventory
