@@ -86,7 +86,7 @@ def dense_stage(run: Run, inputs: Inputs, plan: PrunePlan, sizes: Entry) -> Entr
             overwrite=True,  # the run's own directory
             provenance={"config": config.model_dump(mode="json"), "commit": run.record["commit"]},
         )
-        shutil.rmtree(source)
+        _discard(source)
         say(f"dense: {report.bytes / 1e6:,.1f} of {sizes['bytes_base'] / 1e6:,.1f} MB")
         told = report.as_json()
         rows = [list(row.values()) for row in told["dense"]["coverage"]]
@@ -98,6 +98,14 @@ def dense_stage(run: Run, inputs: Inputs, plan: PrunePlan, sizes: Entry) -> Entr
         return {**entry, "reloaded": asdict(report.reloaded)}, [*_unmixed(config), *report.warnings]
 
     return stage(run, "dense", dense_key(inputs, plan), work)
+
+
+def _discard(directory: Path) -> None:
+    """Remove a directory; a call that is killed here leaves it whole or absent, never half of it under its name."""
+    gone = directory.with_name(f".{directory.name}.gone")
+    shutil.rmtree(gone, ignore_errors=True)
+    directory.rename(gone)
+    shutil.rmtree(gone)
 
 
 def _unmixed(config: RunConfig) -> list[str]:
