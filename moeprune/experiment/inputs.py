@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from moeprune.checkpoint.inventory import Inventory, checkpoint_fingerprint, inv
 from moeprune.config.schema import RunConfig
 from moeprune.data.options import Domain, Part
 from moeprune.data.sources import open_source
+from moeprune.data.trajectories import Sequence as TokenSequence
 from moeprune.data.trajectories import TokenSet, load_tokens
 from moeprune.models.families import family_of
 from moeprune.models.layers import family_for
@@ -135,7 +137,7 @@ class Inputs:
     def validation(self) -> TokenSet:
         """Tokens to choose plans by: the calibration trajectories that come after the recorded ones, by domain.
 
-        Where a domain has none left its recorded ones are taken again, with a warning.
+        Where a domain has none left the first of its recorded ones are taken again, with a warning.
         """
         assert self.config.refine is not None
         options, wanted = self.config.calibration, self.config.refine.tokens
@@ -146,7 +148,8 @@ class Inputs:
         recorded = {sequence.trajectory for sequence in self.calibration.sequences}
         fresh = tuple(sequence for sequence in read.sequences if sequence.trajectory not in recorded)
         left_out = [d.name for d in mixed if not any(sequence.domain == d.name for sequence in fresh)]
-        again = tuple(sequence for sequence in self.calibration.sequences if sequence.domain in left_out)
+        used = [[s for s in self.calibration.sequences if s.domain == name] for name in left_out]
+        again = tuple(sequence for sequences in used for sequence in _first(sequences, wanted))
         warnings = [
             f"refine: every calibration trajectory of {name} was recorded, so plans are chosen on the tokens they were "
             f"made from; give calibration domain {name} a limit (tokens), or more trajectories"
@@ -263,6 +266,12 @@ class Inputs:
 
             identity.append(hashlib.sha256(problems_file(code).read_bytes()).hexdigest())
         return identity
+
+
+def _first(sequences: list[TokenSequence], tokens: int) -> list[TokenSequence]:
+    """As many of the first sequences as hold no more tokens together; one at least."""
+    ends = accumulate(len(sequence.ids) for sequence in sequences)
+    return [sequence for sequence, end in zip(sequences, ends) if end <= tokens] or sequences[:1]
 
 
 SAMPLES, SAMPLE_BYTES = 256, 65_536

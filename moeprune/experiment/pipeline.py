@@ -15,7 +15,7 @@ from moeprune.experiment.console import logged, say
 from moeprune.experiment.inputs import Inputs
 from moeprune.experiment.passes import assist
 from moeprune.experiment.runs import STAGES, Run, locked
-from moeprune.experiment.select_run import select_stage
+from moeprune.experiment.select_run import require_refinable, select_stage
 
 Measuring = Callable[[Inputs, Mapping[str, PrunePlan]], stages.Measured] | None
 
@@ -83,6 +83,8 @@ def _run(run: Run, inputs: Inputs, shared: Path, last: int, measuring: Measuring
     say(f"run: {run.directory}")
     if run.config.dense and last >= STAGES.index("dense") and "dense" not in run.record["stages"]:
         compress_run.require_compressible(inputs)
+    if run.config.refine and last >= STAGES.index("select") and "select" not in run.record["stages"]:
+        require_refinable(inputs)
     statistics = stages.record_stage(run, inputs, shared)
     if last == STAGES.index("record"):
         recorded = os.path.normpath(run.directory / run.record["stages"]["record"]["statistics"])

@@ -16,12 +16,14 @@ from moeprune.selection.evidence import mix_shares
 from moeprune.selection.options import SelectionOptions
 from moeprune.selection.select import select
 
+REFINING = 2  # the version of what `refine:` does to the select stage
+
 
 def select_stage(run: Run, inputs: Inputs, statistics: RoutingStatistics) -> dict[str, PrunePlan]:
     """The run's plan under OWN, and one plan for each baseline criterion, from the same statistics."""
     options, refining = run.config.selection, run.config.refine
     baselines = baseline_options(run)
-    read = [refining, inputs.model_identity, inputs.calibration_identity] if refining else []
+    read = [refining, REFINING, inputs.model_identity, inputs.calibration_identity] if refining else []
     key = stage_key("select", options, list(baselines.items()), statistics.key, *read)
 
     def work() -> tuple[Entry, list[str]]:
@@ -47,11 +49,7 @@ def refined(
     inputs: Inputs, options: RefineOptions, statistics: RoutingStatistics, plan: PrunePlan
 ) -> tuple[PrunePlan, Entry, list[str]]:
     """The portfolio of the run's plan and those of `options.criteria`; what it changed; what readers must know."""
-    if not inputs.fits:
-        raise InputError(
-            "refine: plans are measured on the model in memory, and its weights do not fit; leave `refine` out, or run "
-            "on a machine with more memory"
-        )
+    require_refinable(inputs)
     selection = inputs.config.selection
     tried = labelled((selection.criterion, *options.criteria))
     plans = {
@@ -82,6 +80,20 @@ def refined(
         {"refined": [asdict(change) for change in made.changes]},
         list(tokens.warnings),
     )
+
+
+def require_refinable(inputs: Inputs) -> None:
+    """Raises InputError where plans could not be measured, or could not lend one another their sets."""
+    if inputs.config.selection.budget.scope == "global":
+        raise InputError(
+            "refine: plans of selection.budget.scope: global keep different numbers of experts in a layer, so one set "
+            "cannot stand for the other; set scope: layer"
+        )
+    if not inputs.fits:
+        raise InputError(
+            "refine: plans are measured on the model in memory, and its weights do not fit; leave `refine` out, or run "
+            "on a machine with more memory"
+        )
 
 
 def baseline_options(run: Run) -> dict[str, SelectionOptions]:

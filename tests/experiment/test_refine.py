@@ -10,6 +10,7 @@ from moeprune.config.load import load_run
 from moeprune.data.trajectories import TokenSet
 from moeprune.evaluation.fidelity import compare_plans
 from moeprune.evaluation.intervals import Comparison, DomainSums
+from moeprune.experiment import inputs as inputs_module
 from moeprune.experiment.inputs import Inputs
 from moeprune.experiment.pipeline import run_file
 from moeprune.experiment.refine import goal_of, improvement, refine
@@ -122,6 +123,16 @@ def test_a_run_with_a_portfolio_keeps_it_in_the_plan_and_reuses_it(tmp_path):
     assert read_json(again.directory / "run.json")["stages"]["select"]["key"] == entry["key"]
 
 
+def test_what_cannot_be_refined_is_refused_before_recording(tmp_path, monkeypatch):
+    config = tmp_path / "portfolio.yaml"
+    config.write_text(CONFIG)
+    for overrides, free, message in ((["selection.budget.scope=global"], 2**40, "scope: layer"), ([], 0, "do not fit")):
+        monkeypatch.setattr(inputs_module, "free_bytes", lambda device, free=free: free)
+        with pytest.raises(InputError, match=message):
+            run_file(config, overrides, output=tmp_path / message.replace(" ", ""))
+        assert not list(tmp_path.rglob("statistics.safetensors*"))
+
+
 def test_validation_trajectories_were_not_recorded(tmp_path):
     config = tmp_path / "portfolio.yaml"
     config.write_text(CONFIG)
@@ -131,5 +142,6 @@ def test_validation_trajectories_were_not_recorded(tmp_path):
     assert 2048 - 512 <= inputs.validation.tokens <= 2048
     assert not inputs.validation.warnings
     everything = Inputs(load_run(config, ["calibration.domains=[{name: agent, path: 'reference:agent'}]"]))
+    assert 2048 - 512 <= everything.validation.tokens <= 2048
     (warning,) = everything.validation.warnings
     assert "every calibration trajectory of agent was recorded" in warning
