@@ -30,9 +30,10 @@ def main() -> None:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on where this one was", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as ended:
+        if ended.code == 130:  # what typer makes of Ctrl-C
+            print("stopped; the same command goes on where this one was", file=sys.stderr)
+        raise
     except Exception as error:  # noqa: BLE001 (the last stop: say it in one line under the trace, and exit 1)
         traceback.print_exc()
         print(f"failed: {type(error).__name__}: {error}", file=sys.stderr)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from moeprune.cli import main
 from tests.tiny import save_tiny
 
 ENVIRONMENT = os.environ | {"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
@@ -214,3 +215,15 @@ def test_a_run_that_is_killed_again_and_again_ends_like_one_that_was_not(tmp_pat
     again = moeprune("run", "small.yaml", "--output", "killed", cwd=tmp_path)
     assert "already done" in again.stderr
     assert (tmp_path / "calm" / "small" / "report.html").is_file()
+
+
+def test_ctrl_c_ends_with_130_and_says_how_to_go_on(monkeypatch, capsys):
+    def stopped():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("moeprune.experiment.inspection.families_table", stopped)
+    monkeypatch.setattr(sys, "argv", ["moeprune", "families"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert "the same command goes on" in capsys.readouterr().err
