@@ -67,7 +67,8 @@ def _run(program: str, secret: str, limits: Limits, network: str) -> tuple[int, 
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             cwd=empty,
             env={"HOME": empty, "PATH": os.defpath},
             start_new_session=True,
@@ -80,4 +81,7 @@ def _run(program: str, secret: str, limits: Limits, network: str) -> tuple[int, 
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
+            for pipe in (child.stdin, child.stdout):
+                with suppress(OSError):
+                    pipe.close()  # type: ignore[union-attr]
     return child.returncode, told

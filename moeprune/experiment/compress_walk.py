@@ -23,7 +23,7 @@ from moeprune.dense.weights import look
 from moeprune.experiment.console import progress, say
 from moeprune.models.layers import moe_layers_if_any
 from moeprune.models.loading import Dtype, ModelOptions, align, device_of, pretrained, without_bars
-from moeprune.models.memory import free_bytes
+from moeprune.models.memory import LOADING_PEAK, free_bytes
 from moeprune.models.streaming import affordable_tokens, affordable_tokens_in_memory, open_streamed
 
 Streaming = Literal["auto", "on", "off"]
@@ -69,12 +69,12 @@ def walked(
 
 
 def streams(checkpoint: Inventory, dtype: Dtype, device: str, streaming: Streaming) -> bool:
-    """Whether blocks are read one by one: when told to, or when the model and its result do not fit side by side."""
+    """Whether blocks are read one by one: when told to, or when model and result, or what loading takes, do not fit."""
     if streaming != "auto":
         return streaming == "on"
     wide = dtype == "float32" or (dtype == "auto" and device == "cpu")
     weights = (4 if wide else 2) * sum(math.prod(shape) for shape in checkpoint.memory.shapes.values())
-    return 2 * weights > free_bytes(device)
+    return max(2.0, LOADING_PEAK if device == "cpu" else 1.0) * weights > free_bytes(device)
 
 
 def _in_memory(

@@ -20,12 +20,10 @@ from moeprune.data.trajectories import TokenSet, load_tokens
 from moeprune.models.families import family_of
 from moeprune.models.layers import family_for
 from moeprune.models.loading import LoadedModel, device_of, load_config, load_model, load_tokenizer, local_directory
-from moeprune.models.memory import free_bytes
+from moeprune.models.memory import LOADING_PEAK, free_bytes
 from moeprune.models.streaming import StreamedModel, open_streamed
 from moeprune.recording.distributed import Team, join
 from moeprune.selection.budget import check_budget
-
-LOADING_PEAK = 2.4  # times the weights, the highest that experiments/scale has seen
 
 
 class Inputs:

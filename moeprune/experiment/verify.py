@@ -80,7 +80,8 @@ def verify_checkpoint(
     _tell(summary)
     name = f"{engine} {header.path.name if header is not None else dtype}"
     if record is not None:
-        keep_proof(inputs.directory, name, json.loads(json.dumps(summary)))
+        # An engine that answers NaN has failed; the record says so in words, since JSON has no number for it.
+        keep_proof(inputs.directory, name, json.loads(json.dumps(summary), parse_constant=str))
     else:
         warn(f"{checkpoint}: has no moeprune.json, so the result is only printed")
     return {"checkpoint": inputs.directory, "record": None if record is None else name, **summary}

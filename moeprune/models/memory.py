@@ -8,6 +8,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # mallopt's num
 _KEPT = 256 * 2**20  # bytes at the top of the heap
 _LARGEST = 32 * 2**20  # the most that glibc takes from its heap
 _CGROUP = Path("/sys/fs/cgroup")  # version 2
+LOADING_PEAK = 2.4  # times the weights that loading holds on a CPU at most, the highest that experiments/scale has seen
 
 
 def free_bytes(device: str) -> int:

@@ -88,6 +88,7 @@ def ask_script(
         asked.write_text(json.dumps(request), encoding="utf-8")
         command = [str(python), str(HERE / f"{engine}_script.py"), str(asked), str(answered)]
         with said.open("w", encoding="utf-8") as output:
+            code: int | None
             try:
                 code = subprocess.run(
                     command,
@@ -99,12 +100,14 @@ def ask_script(
                     timeout=PATIENCE,
                     check=False,
                 ).returncode
-            except subprocess.TimeoutExpired as error:
-                raise EngineError(f"{engine}: no answer within {PATIENCE} s") from error
+            except subprocess.TimeoutExpired:
+                code = None
         text = said.read_text(encoding="utf-8", errors="replace")
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text(text, encoding="utf-8")
+        if code is None:
+            raise EngineError(f"{engine}: no answer within {PATIENCE} s")
         if not answered.is_file():
             raise EngineError(f"{engine} ended with code {code}: {last_words(text)}")
         return Answers.parse(json.loads(answered.read_text(encoding="utf-8")))

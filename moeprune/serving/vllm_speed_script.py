@@ -61,10 +61,12 @@ def _timed(engine: Any, prompts: list[Any], new_tokens: int) -> dict[str, float]
     first, _ = _generate(engine, prompts[:1], 1)
     filled, _ = _generate(engine, prompts, 1)
     whole, made = _generate(engine, prompts, 1 + new_tokens)
+    if whole <= filled:
+        raise RuntimeError(f"{new_tokens} tokens took no longer than the first: the machine is too busy to time this")
     tokens = sum(len(prompt["prompt_token_ids"]) for prompt in prompts)
     return {
         "prefill_tokens_per_second": tokens / filled,
-        "decode_tokens_per_second": (made - len(prompts)) / max(whole - filled, 1e-9),
+        "decode_tokens_per_second": (made - len(prompts)) / (whole - filled),
         "time_to_first_token": first,
     }
 
