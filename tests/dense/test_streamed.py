@@ -77,6 +77,8 @@ PACKED = {
 
 @pytest.mark.parametrize("way", PACKED)
 def test_the_reload_is_compared_layer_by_layer(way, tmp_path):
+    if way != "zeros":  # the others are packed
+        pytest.importorskip("compressed_tensors")
     source = save_tiny("qwen3_moe", tmp_path / "source", dtype="bfloat16", shard_size="20KB")
     export, compressed = streamed(source, PACKED[way], tmp_path / "state", layout="auto")
     out = write(export.checkpoint, export.edits(compressed), export.config_edits, tmp_path / "out")
