@@ -3,7 +3,8 @@
     sum over tokens t of w_t || sum_e g'_e(t) f_e(t) - sum_e g_e(t) f_e(t) ||^2
 
 with g the gates of the whole router, g' those of a router that has the kept experts only (artifacts.routing), w_t the
-counted tokens that t stands for. A norm that follows the sum is left out. Nothing is assumed; what is not seen is what the layers above make of the error.
+counted tokens that t stands for. Nothing is assumed; what is not seen is a norm of the sum, where a block has one, and
+what the layers above make of the error.
 """
 
 from dataclasses import dataclass, field, fields, replace
