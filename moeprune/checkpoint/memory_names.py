@@ -6,6 +6,7 @@ built on the meta device, so nothing here reads a weight.
 
 import copy
 import json
+import math
 import re
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -65,6 +66,11 @@ class MemoryModel:
         self.extra = {layer.name: layer.extra for layer in moe_layers}
         self.tables = _tables(moe_layers)
         self.expert_axes = self._find_expert_axes(config_json) if moe_layers else {}
+
+    @property
+    def elements(self) -> int:
+        """Numbers in all of its weights."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
 
     @property
     def model_type(self) -> str:

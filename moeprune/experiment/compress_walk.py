@@ -22,8 +22,8 @@ from moeprune.dense.walk import Compressed, compress_model
 from moeprune.dense.weights import look
 from moeprune.experiment.console import progress, say
 from moeprune.models.layers import moe_layers_if_any
-from moeprune.models.loading import Dtype, ModelOptions, align, device_of, pretrained, without_bars
-from moeprune.models.memory import LOADING_PEAK, free_bytes
+from moeprune.models.loading import Dtype, ModelOptions, align, device_of, number_bytes, pretrained, without_bars
+from moeprune.models.memory import free_bytes, loading_bytes
 from moeprune.models.streaming import affordable_tokens, affordable_tokens_in_memory, open_streamed
 
 Streaming = Literal["auto", "on", "off"]
@@ -72,9 +72,8 @@ def streams(checkpoint: Inventory, dtype: Dtype, device: str, streaming: Streami
     """Whether blocks are read one by one: when told to, or when model and result, or what loading takes, do not fit."""
     if streaming != "auto":
         return streaming == "on"
-    wide = dtype == "float32" or (dtype == "auto" and device == "cpu")
-    weights = (4 if wide else 2) * sum(math.prod(shape) for shape in checkpoint.memory.shapes.values())
-    return max(2.0, LOADING_PEAK if device == "cpu" else 1.0) * weights > free_bytes(device)
+    weights = number_bytes(dtype, device) * checkpoint.memory.elements
+    return max(2 * weights, loading_bytes(weights, device)) > free_bytes(device)
 
 
 def _in_memory(

@@ -19,8 +19,16 @@ from moeprune.data.trajectories import Sequence as TokenSequence
 from moeprune.data.trajectories import TokenSet, load_tokens
 from moeprune.models.families import family_of
 from moeprune.models.layers import family_for
-from moeprune.models.loading import LoadedModel, device_of, load_config, load_model, load_tokenizer, local_directory
-from moeprune.models.memory import LOADING_PEAK, free_bytes
+from moeprune.models.loading import (
+    LoadedModel,
+    device_of,
+    load_config,
+    load_model,
+    load_tokenizer,
+    local_directory,
+    number_bytes,
+)
+from moeprune.models.memory import free_bytes, loading_bytes
 from moeprune.models.streaming import StreamedModel, open_streamed
 from moeprune.recording.distributed import Team, join
 from moeprune.selection.budget import check_budget
@@ -107,15 +115,13 @@ class Inputs:
 
     @property
     def loading_bytes(self) -> int:
-        """The most that loading the weights may hold: on a CPU, files, pieces and results side by side."""
-        return round(self.weight_bytes * (LOADING_PEAK if self.device_type == "cpu" else 1))
+        """The most that loading the weights may hold."""
+        return loading_bytes(self.weight_bytes, self.device_type)
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights in memory."""
-        dtype = self.config.model.dtype
-        wide = dtype == "float32" or (dtype == "auto" and self.device_type == "cpu")
-        return (4 if wide else 2) * sum(math.prod(shape) for shape in self.checkpoint.memory.shapes.values())
+        return number_bytes(self.config.model.dtype, self.device_type) * self.checkpoint.memory.elements
 
     @cached_property
     def tokenizer(self) -> Any:

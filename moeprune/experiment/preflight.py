@@ -11,6 +11,7 @@ from moeprune.config.grid import is_grid, load_grid
 from moeprune.config.load import load_run
 from moeprune.experiment.console import say, warn
 from moeprune.experiment.inputs import Inputs
+from moeprune.models.loading import number_bytes
 from moeprune.models.shipping import MTP_KEYS, notes
 from moeprune.selection.budget import layer_budgets
 
@@ -106,7 +107,7 @@ def estimate_pass(inputs: Inputs) -> dict[str, Any]:
     elements = {"expert": 0, "other": 0}
     for tensor in checkpoint.tensors:
         elements["expert" if tensor.role in ("expert", "fused") else "other"] += tensor.entry.elements
-    width = 4 if inputs.device_type == "cpu" and inputs.config.model.dtype in ("auto", "float32") else 2
+    width = number_bytes(inputs.config.model.dtype, inputs.device_type)
     layers = checkpoint.layers
     used = sum(layer.top_k / layer.num_experts for layer in layers) / len(layers)
     tokens = inputs.calibration.tokens

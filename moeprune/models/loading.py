@@ -69,6 +69,11 @@ def local_directory(options: ModelOptions) -> Path:
         raise InputError(f"model.path: {path} is neither a directory nor a model the hub gave ({error})") from error
 
 
+def number_bytes(dtype: Dtype, device_type: str) -> int:
+    """Bytes of one weight in memory when it is loaded as `dtype`; 16-bit checkpoints for `auto` on a GPU."""
+    return 4 if dtype == "float32" or (dtype == "auto" and device_type == "cpu") else 2
+
+
 def device_of(device: str) -> str:
     """`auto` resolved to cuda where torch has one, otherwise cpu. Raises InputError for a device that is not there.
 

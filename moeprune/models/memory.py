@@ -11,6 +11,11 @@ _CGROUP = Path("/sys/fs/cgroup")  # version 2
 LOADING_PEAK = 2.4  # times the weights that loading holds on a CPU at most, the highest that experiments/scale has seen
 
 
+def loading_bytes(weights: int, device_type: str) -> int:
+    """The most that loading so many bytes of weights holds: on a CPU, files, pieces and results side by side."""
+    return round(weights * (LOADING_PEAK if device_type == "cpu" else 1))
+
+
 def free_bytes(device: str) -> int:
     """Memory that a model could still take on the device: of the GPU, or of the machine and of the group it runs in."""
     if device.startswith("cuda"):

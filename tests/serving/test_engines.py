@@ -38,23 +38,28 @@ def proofs(directory):
     return json.loads((directory / "moeprune.json").read_text())["serving"]
 
 
-@pytest.mark.slow
-def test_llama_cpp_generates_what_the_pruned_model_in_memory_does(half):
-    python, llama_cpp = place("MOEPRUNE_XLLAMACPP"), place("MOEPRUNE_LLAMA_CPP")
-    file = half.parent / "half.gguf"
-    made = export_file(
-        str(half),
+def exported(checkpoint, file, output_type):
+    """What `moeprune export` tells of a GGUF file of this type."""
+    return export_file(
+        str(checkpoint),
         file,
         format="gguf",
-        llama_cpp=llama_cpp,
-        output_type="f32",
+        llama_cpp=place("MOEPRUNE_LLAMA_CPP"),
+        output_type=output_type,
         quantize=None,
         pre_tokenizer="smollm",
         converter_python=None,
-        python=python,
+        python=place("MOEPRUNE_XLLAMACPP"),
         binary=None,
         overwrite=False,
     )
+
+
+@pytest.mark.slow
+def test_llama_cpp_generates_what_the_pruned_model_in_memory_does(half):
+    python = place("MOEPRUNE_XLLAMACPP")
+    file = half.parent / "half.gguf"
+    made = exported(half, file, "f32")
     assert made["routing"]["expert_count"] == 16
     assert made["proof"]["passed"], made["proof"]["problems"]
     found = verify_checkpoint(
@@ -73,19 +78,7 @@ def test_llama_cpp_generates_what_the_pruned_model_in_memory_does(half):
     assert proofs(half)["llama.cpp half.gguf"]["passed"]
     # Weights rounded to 8 bits are another model: measured, not required to be equal.
     small = half.parent / "small.gguf"
-    made = export_file(
-        str(half),
-        small,
-        format="gguf",
-        llama_cpp=llama_cpp,
-        output_type="q8_0",
-        quantize=None,
-        pre_tokenizer="smollm",
-        converter_python=None,
-        python=python,
-        binary=None,
-        overwrite=False,
-    )
+    made = exported(half, small, "q8_0")
     assert small.stat().st_size < file.stat().st_size / 2
     assert made["proof"]["dtype"] == "quantised"
     assert made["proof"]["difference_mean"] > found["difference_mean"]
