@@ -13,7 +13,7 @@ import pytest
 from moeprune.cli import main
 from tests.tiny import save_tiny
 
-ENVIRONMENT = os.environ | {"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+ENVIRONMENT = os.environ | {"WANDB_MODE": "disabled", "COLUMNS": "120"}
 SMALL = """
 model: {path: reference}
 calibration: {domains: [{name: agent, path: 'reference:agent', tokens: 6000}]}

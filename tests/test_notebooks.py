@@ -1,7 +1,6 @@
 """Every notebook runs from a clean kernel, shows what it made, and needs nothing but public names."""
 
 import ast
-import os
 from pathlib import Path
 
 import nbformat
@@ -53,8 +52,7 @@ def test_it_is_committed_with_small_clean_outputs(path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs_and_says_the_same(path, tmp_path, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
+def test_it_runs_and_says_the_same(path, tmp_path):
     notebook = nbformat.read(path, 4)
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert list(tmp_path.iterdir()) == []  # a notebook leaves nothing behind

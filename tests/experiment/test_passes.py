@@ -19,7 +19,7 @@ from moeprune.experiment.pipeline import run_pipeline
 from moeprune.experiment.stages import measure
 from tests.tiny import save_tiny
 
-ENVIRONMENT = os.environ | {"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = os.environ | {"WANDB_MODE": "disabled"}
 CONFIG = """
 model: {path: reference}
 calibration:

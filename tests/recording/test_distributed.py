@@ -53,7 +53,7 @@ def start(folder, *, size, events=None):
         place = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
         event = [events[rank]] if events and rank in events else []
         command = [sys.executable, "-m", "tests.recording.team_worker", folder / "out", folder / "partial", *event]
-        environment = os.environ | {key: str(value) for key, value in place.items()} | {"OMP_NUM_THREADS": "1"}
+        environment = os.environ | {key: str(value) for key, value in place.items()}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         workers.append(subprocess.Popen(list(map(str, command)), cwd=ROOT, env=environment, **pipes))
     return workers

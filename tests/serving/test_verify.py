@@ -14,7 +14,7 @@ from moeprune.cli import app
 from tests.checkpoint.sources import plan_for
 from tests.tiny import save_tiny
 
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+ENVIRONMENT = os.environ | {"COLUMNS": "120"}
 
 
 def moeprune(*words, cwd):
