@@ -42,16 +42,22 @@ def keep_proof(directory: Path, name: str, proof: Mapping[str, Any]) -> None:
         write_text(card, with_table(card.read_text(encoding="utf-8"), proofs))
 
 
-def keep_results(directory: Path, metrics: Mapping[str, float]) -> None:
-    """Put what was measured into moeprune.json and on the card; nothing where moeprune did not make the checkpoint."""
-    if not (directory / RECORD).is_file() or not os.access(directory, os.W_OK):
-        return
+def keep_results(directory: Path, metrics: Mapping[str, float]) -> str | None:
+    """Put what was measured into moeprune.json and on the card; nothing where moeprune did not make the checkpoint.
+
+    Returns why they could not be kept, None when all is well.
+    """
+    if not (directory / RECORD).is_file():
+        return None
+    if not os.access(directory, os.W_OK):
+        return f"{directory}: cannot be written to, so {RECORD} and the card do not hold these results"
     own = {name: value for name, value in metrics.items() if name.startswith(_MEASURES)}
     write_json(directory / RECORD, {**read_json(directory / RECORD), "results": own})
     card = directory / CARD
     if card.is_file():
         text = card.read_text(encoding="utf-8")
         write_text(card, with_section(text, "results", _results(own)))
+    return None
 
 
 def with_table(card: str, proofs: Mapping[str, Mapping[str, Any]]) -> str:

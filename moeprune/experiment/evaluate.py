@@ -73,8 +73,8 @@ def evaluate_model(
 
         metrics |= compare_speed((inputs.loaded.model, nullcontext()), {"": subject}, inputs.evaluation)[""]
     save_metrics(output, metrics)
-    if plan is None:
-        keep_results(other.directory, metrics)
+    if plan is None and (unkept := keep_results(other.directory, metrics)):
+        warnings.append(unkept)
     for warning in warnings:
         warn(warning)
     return {"metrics_file": output, "metrics": metrics, "warnings": warnings}

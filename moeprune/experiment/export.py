@@ -53,8 +53,8 @@ def export_file(
     inputs = Inputs(validate(RunConfig, {"model": {"path": checkpoint}}, place="export"))
     layer = inputs.layers[0]
     config = read_json(inputs.directory / "config.json")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.stem}.") as folder:
+    there = next(parent for parent in output.absolute().parents if parent.exists())  # a failure leaves no new folder
+    with tempfile.TemporaryDirectory(dir=there, prefix=f".{output.stem}.") as folder:
         made = Path(folder) / "plain.gguf"
         say(f"export: {llama_cpp / 'convert_hf_to_gguf.py'} writes {output_type}")
         convert(
@@ -72,6 +72,7 @@ def export_file(
             quantise(made, smaller, quantiser=quantiser, kind=quantize)
             notes = _checked(read_gguf(smaller), config, layer.num_experts, layer.top_k)
             made = smaller
+        output.parent.mkdir(parents=True, exist_ok=True)
         made.replace(output)
     header = read_gguf(output)
     say(f"export: {output.stat().st_size / 1e6:,.1f} MB, {header.architecture}, {header.about_experts()}")

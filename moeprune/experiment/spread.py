@@ -31,29 +31,32 @@ def over_processes(
     groups: Sequence[Group], work: Work, directory: Path, shared: Path, *, workers: int
 ) -> Iterator[tuple[Group, Errors]]:
     """At most `workers` groups at a time, each in a process of its own."""
-    threads = str(max(1, (os.cpu_count() or 1) // workers))
-    os.environ.setdefault("OMP_NUM_THREADS", threads)  # read by the processes when they import torch
     pool = ThreadPoolExecutor(workers)
     waiting: dict[Future[Errors], Group] = {}
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
     try:
         for group in groups:
-            waiting[pool.submit(_in_a_process, group, work, directory, shared)] = group
+            waiting[pool.submit(_in_a_process, group, work, directory, shared, threads)] = group
         for future in as_completed(waiting):
             yield waiting[future], future.result()
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _in_a_process(group: Group, work: Work, directory: Path, shared: Path) -> Errors:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_end_with_the_parent) as pool:
+def _in_a_process(group: Group, work: Work, directory: Path, shared: Path, threads: str) -> Errors:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_begin, initargs=(threads,)) as pool:
         try:
             return pool.submit(work, group, directory, shared).result()
         except BrokenProcessPool:
             return _lost(group, directory, "its process died; the usual cause is memory, so try fewer --workers")
 
 
-def _end_with_the_parent() -> None:
-    """End this process when the one that started it is killed, which leaves a pool's processes waiting for ever."""
+def _begin(threads: str) -> None:
+    """Set the number of threads, before anything imports torch, and end with the parent process.
+
+    A parent that is killed would leave a pool's processes waiting for ever.
+    """
+    os.environ["OMP_NUM_THREADS"] = threads
 
     def watch() -> None:
         parent = parent_process()
@@ -127,7 +130,7 @@ def _connect(address: str) -> None:
 
 
 def _no_cluster(address: str, error: Exception) -> InputError:
-    why = str(error).strip().splitlines()[0]
+    why = (str(error).strip() or type(error).__name__).splitlines()[0]
     return InputError(
         f"--ray {address}: no Ray cluster answers there ({why}); give the HOST:PORT that `ray start --head` printed, "
         "or `local`"

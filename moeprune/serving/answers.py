@@ -152,7 +152,10 @@ def compare(
     if tokenizer != "equal":
         problems.append(f"{found.engine} splits text into other tokens: {tokenizer}")
     problems += [f"{found.engine} renders {name} differently" for name, how in chats.items() if how == "different"]
-    refused = [f"{found.engine} does not render {n}: {how}" for n, how in chats.items() if how.startswith("refused")]
+    warnings = [f"{found.engine} does not render {n}: {how}" for n, how in chats.items() if how.startswith("refused")]
+    silent = [name for name, answer in zip(questions.names, found.answers, strict=True) if not answer.tokens]
+    if differences and silent:
+        warnings.append(f"{found.engine} generated no token for {', '.join(silent)}; nothing was compared there")
     return Proof(
         engine=found.engine,
         version=found.version,
@@ -169,7 +172,7 @@ def compare(
         tokenizer=tokenizer,
         chats=chats,
         problems=tuple(problems),
-        warnings=(*questions.warnings, *refused),
+        warnings=(*questions.warnings, *warnings),
     )
 
 

@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -111,6 +113,23 @@ def ask_script(
         if not answered.is_file():
             raise EngineError(f"{engine} ended with code {code}: {last_words(text)}")
         return Answers.parse(json.loads(answered.read_text(encoding="utf-8")))
+
+
+@contextmanager
+def patience(process: subprocess.Popen[str], seconds: float = PATIENCE) -> Iterator[threading.Event]:
+    """Ends a process that is still silent after so many seconds, and with it the read from its pipe; then it is set."""
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        process.kill()
+
+    timer = threading.Timer(seconds, end)
+    timer.start()
+    try:
+        yield late
+    finally:
+        timer.cancel()
 
 
 def last_words(text: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from moeprune.artifacts.errors import InputError
 from moeprune.serving.answers import Answer, Answers
-from moeprune.serving.engines import HERE, PATIENCE, EngineError, last_words
+from moeprune.serving.engines import HERE, PATIENCE, EngineError, last_words, patience
 from moeprune.serving.prompts import NEW_TOKENS, Chat, Questions
 
 START = 600  # seconds until a server answers
@@ -64,7 +64,10 @@ def _package_server(python: Path | None, gguf: Path, context: int, said: Path) -
     command = [str(python), str(HERE / "llama_script.py"), str(gguf.absolute()), str(context), "GGML_TYPE_F32"]
     with _process(command, said) as process:
         assert process.stdout is not None
-        line = process.stdout.readline()
+        with patience(process, START) as late:
+            line = process.stdout.readline()
+        if late.is_set():
+            raise EngineError(f"llama.cpp did not answer within {START} s: {_complaint(said)}")
         if not line:
             process.wait(30)
             raise EngineError(f"llama.cpp does not load {gguf.name}: {_complaint(said)}")

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from moeprune.serving.engines import HERE, EngineError, engine_environment, last_words
+from moeprune.serving.engines import HERE, PATIENCE, EngineError, engine_environment, last_words, patience
 
 CACHE_GIB = 1  # of the unpruned model; the pruned one may use what it saves on top
 
@@ -89,11 +89,14 @@ class _Engine:
 
     def _next(self) -> Any:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("@@"):
-                return json.loads(line[2:])
-            with self.said.open("a", encoding="utf-8") as log:
-                log.write(line)
+        with patience(self.process) as late:
+            for line in self.process.stdout:
+                if line.startswith("@@"):
+                    return json.loads(line[2:])
+                with self.said.open("a", encoding="utf-8") as log:
+                    log.write(line)
+        if late.is_set():
+            raise EngineError(f"vllm: no answer within {PATIENCE} s")
         text = self.said.read_text(encoding="utf-8", errors="replace") if self.said.is_file() else ""
         raise EngineError(f"vllm ended with code {self.process.wait()}: {last_words(text)}")
 

@@ -146,6 +146,13 @@ def test_an_engine_that_says_nothing_does_not_pass(asked, model):
     assert "no token" in proof(asked, silent, model).problems[0]
 
 
+def test_one_prompt_without_an_answer_is_named(asked, right, model):
+    answers = (Answer((), ()), *right.answers[1:])
+    found = proof(asked, Answers(right.engine, "1", answers, right.tokenized, right.rendered), model)
+    assert found.passed
+    assert f"generated no token for {asked.names[0]};" in found.warnings[-1]
+
+
 def test_a_quantised_file_is_measured_and_nothing_is_required(asked, right):
     other = build("qwen3_moe", vocab_size=128, seed=1)
     scores = score(other, asked.prompts, right.answers)

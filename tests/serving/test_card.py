@@ -101,6 +101,13 @@ def test_results_stand_beside_the_unpruned_model_and_its_intervals(tmp_path):
     assert not (MODEL_DIR / "moeprune.json").exists()
 
 
+def test_results_that_cannot_be_kept_are_told(tmp_path, monkeypatch):
+    prune_checkpoint(MODEL_DIR, plan_for(MODEL_DIR, range(16)), tmp_path / "out")
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert "cannot be written to" in keep_results(tmp_path / "out", {"fidelity/kl/agent": 0.0246})
+    assert "results" not in json.loads((tmp_path / "out" / "moeprune.json").read_text())
+
+
 def test_the_proofs_of_a_base_model_are_not_taken_over():
     own = "# New\n\n<details>plan</details>\n\n---\n\n## Model card of the base model\n\n"
     card = with_table(own + with_table("# Old\n", {"a": PROOF}), {"a": {**PROOF, "tokens_equal": 95}})

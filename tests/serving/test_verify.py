@@ -11,6 +11,7 @@ import pytest
 from moeprune.artifacts.errors import InputError
 from moeprune.checkpoint.writer import prune_checkpoint
 from moeprune.cli import app
+from moeprune.serving.engines import patience
 from tests.checkpoint.sources import plan_for
 from tests.tiny import save_tiny
 
@@ -132,3 +133,14 @@ def test_a_converter_that_refuses_is_quoted_and_leaves_nothing(folder):
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_an_engine_that_stays_silent_is_ended():
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        with patience(process, 0.2) as late:
+            assert process.stdout.readline() == ""
+        assert late.is_set()
+    with patience(process, 600) as late:
+        pass
+    assert not late.is_set()
