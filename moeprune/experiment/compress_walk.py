@@ -3,7 +3,7 @@
 import math
 import shutil
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +30,20 @@ Streaming = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True)
+class Walk:
+    """What is to be done, and where."""
+
+    checkpoint: Inventory
+    methods: Sequence[DenseMethod]
+    tokens: TokenSet | None
+    state: Path  # where finished blocks lie until the caller removes it; without enough room there nothing is begun
+    dtype: Dtype
+    device: str
+    batch_tokens: int
+    layout: Layout
+
+
+@dataclass(frozen=True)
 class Walked:
     """What a walk made, before it is written."""
 
@@ -44,28 +58,14 @@ class Walked:
         return self.compressed.report
 
 
-def walked(
-    checkpoint: Inventory,
-    methods: Sequence[DenseMethod],
-    tokens: TokenSet | None,
-    *,
-    state: Path,
-    dtype: Dtype,
-    device: str,
-    batch_tokens: int,
-    layout: Layout,
-    streaming: Streaming,
-) -> Walked:
-    """The checkpoint's weights after all methods. On a CPU the bits do not depend on `streaming`.
-
-    state: where finished blocks lie until the caller removes it; without enough room there nothing is begun.
-    """
-    on = device_of(device)
-    if streams(checkpoint, dtype, on, streaming):
-        size = sum(tensor.entry.size for tensor in checkpoint.tensors)
+def walked(walk: Walk, *, streaming: Streaming) -> Walked:
+    """The checkpoint's weights after all methods. On a CPU the bits do not depend on `streaming`."""
+    walk = replace(walk, device=device_of(walk.device))
+    if streams(walk.checkpoint, walk.dtype, walk.device, streaming):
+        size = sum(tensor.entry.size for tensor in walk.checkpoint.tensors)
         say(f"dense: {size / 1e9:,.1f} GB of weights are read block by block")
-        return _streamed(checkpoint, methods, tokens, state, dtype, on, batch_tokens, layout)
-    return _in_memory(checkpoint, methods, tokens, state, dtype, on, batch_tokens, layout)
+        return _streamed(walk)
+    return _in_memory(walk)
 
 
 def streams(checkpoint: Inventory, dtype: Dtype, device: str, streaming: Streaming) -> bool:
@@ -76,31 +76,23 @@ def streams(checkpoint: Inventory, dtype: Dtype, device: str, streaming: Streami
     return max(2 * weights, loading_bytes(weights, device)) > free_bytes(device)
 
 
-def _in_memory(
-    checkpoint: Inventory,
-    methods: Sequence[DenseMethod],
-    tokens: TokenSet | None,
-    state: Path,
-    dtype: Dtype,
-    device: str,
-    batch_tokens: int,
-    layout: Layout,
-) -> Walked:
+def _in_memory(walk: Walk) -> Walked:
     with without_bars():
-        model = pretrained(checkpoint.directory, dtype, device=device).to(device)
+        model = pretrained(walk.checkpoint.directory, walk.dtype, device=walk.device).to(walk.device)
     align(model)
-    export = Export(checkpoint, model, methods, layout=layout)
-    require_room(export, model, methods, state)
-    if device == "cpu":  # no slower there, and what a streamed walk takes
+    export = Export(walk.checkpoint, model, walk.methods, layout=walk.layout)
+    require_room(export, model, walk.methods, walk.state)
+    batch_tokens = walk.batch_tokens
+    if walk.device == "cpu":  # no slower there, and what a streamed walk takes
         batch_tokens = min(batch_tokens, affordable_tokens_in_memory(model, moe_layers_if_any(model)))
     with progress("compressing", unit="blocks") as advance:
         done = compress_model(
             model,
-            methods,
-            tokens,
+            walk.methods,
+            walk.tokens,
             batch_tokens=batch_tokens,
             dtype=export.dtype,
-            state=state,
+            state=walk.state,
             on_progress=advance,
         )
 
@@ -110,34 +102,26 @@ def _in_memory(
     return Walked(export, done, reload)
 
 
-def _streamed(
-    checkpoint: Inventory,
-    methods: Sequence[DenseMethod],
-    tokens: TokenSet | None,
-    state: Path,
-    dtype: Dtype,
-    device: str,
-    batch_tokens: int,
-    layout: Layout,
-) -> Walked:
-    streamed = open_streamed(ModelOptions(path=str(checkpoint.directory), dtype=dtype), device=device)
-    export = foreseen_export(streamed, checkpoint, methods, layout=layout)
-    require_room(export, streamed.model, methods, state)
-    batch_tokens = min(batch_tokens, affordable_tokens(streamed, moe_layers_if_any(streamed.model)))
+def _streamed(walk: Walk) -> Walked:
+    source = walk.checkpoint.directory
+    streamed = open_streamed(ModelOptions(path=str(source), dtype=walk.dtype), device=walk.device)
+    export = foreseen_export(streamed, walk.checkpoint, walk.methods, layout=walk.layout)
+    require_room(export, streamed.model, walk.methods, walk.state)
+    batch_tokens = min(walk.batch_tokens, affordable_tokens(streamed, moe_layers_if_any(streamed.model)))
     with progress("compressing", unit="blocks") as advance:
         done = compress_streamed(
-            streamed, export, methods, tokens, state=state, batch_tokens=batch_tokens, on_progress=advance
+            streamed,
+            export,
+            walk.methods,
+            walk.tokens,
+            state=walk.state,
+            batch_tokens=batch_tokens,
+            on_progress=advance,
         )
 
     def reload(directory: Path, unused: Collection[str]) -> Reloaded:
-        return require_reloads_streamed(
-            directory,
-            checkpoint.directory,
-            done,
-            dtype=export.dtype,
-            scratch=state / "waiting",
-            unused=unused,
-        )
+        scratch = walk.state / "waiting"
+        return require_reloads_streamed(directory, source, done, dtype=export.dtype, scratch=scratch, unused=unused)
 
     return Walked(export, done, reload)
 

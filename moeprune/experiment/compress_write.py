@@ -21,7 +21,7 @@ from moeprune.dense.method import DenseMethod
 from moeprune.dense.reload import Reloaded, ReloadError
 from moeprune.dense.report import DenseReport
 from moeprune.experiment.compress_card import card, named, record
-from moeprune.experiment.compress_walk import Streaming, Walked, walked
+from moeprune.experiment.compress_walk import Streaming, Walk, Walked, walked
 from moeprune.experiment.console import progress, say
 from moeprune.models.loading import Dtype, without_bars
 
@@ -75,17 +75,8 @@ def compress_checkpoint(
     checkpoint = inventory(source)
     state = place.target.with_name(f".{place.target.name}.moeprune-dense")
     say(f"dense: {'; '.join(map(named, methods))}")
-    done = walked(
-        checkpoint,
-        methods,
-        tokens,
-        state=state,
-        dtype=dtype,
-        device=device,
-        batch_tokens=batch_tokens,
-        layout=layout,
-        streaming=streaming,
-    )
+    walk = Walk(checkpoint, methods, tokens, state, dtype, device, batch_tokens, layout)
+    done = walked(walk, streaming=streaming)
     export = done.export
     describe_coverage(done.report)
     work = plan_work(checkpoint, export.edits(done.compressed), config_edits=export.config_edits, texts=export.texts)
