@@ -2,6 +2,7 @@
 
     python experiments/ranking/conclude.py  # reads *.csv beside this file, prints the tables, writes ranking.png
     python experiments/ranking/conclude.py --collect runs   # first takes the csv files over from runs/{all,agent,...}
+    python experiments/ranking/conclude.py --data experiments/fine-grained  # the same of another folder's csv files
 
 A difference is taken draw by draw, so what a draw does to every method cancels.
 """
@@ -111,10 +112,13 @@ def figure(grids: dict[str, list[dict[str, str]]], path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    canvas = Figure(figsize=(10.5, 6.6), layout="constrained")
-    panels = canvas.subplots(2, 3)
+    widest = max(len(ratios_of(rows)) for rows in grids.values())
+    canvas = Figure(figsize=(3.5 * widest, 6.6), layout="constrained")
+    panels = canvas.subplots(len(grids), widest)
     for across, (grid, rows) in zip(panels, grids.items(), strict=True):
-        for axes, ratio in zip(across, ratios_of(rows), strict=True):
+        for axes in across[len(ratios_of(rows)) :]:
+            axes.set_axis_off()
+        for axes, ratio in zip(across, ratios_of(rows), strict=False):
             ends = {m: interval(list(v.values())) for m, v in values_of(rows, ratio, MEASURES[grid][0]).items()}
             order = sorted(ends, key=lambda method: ends[method][0])
             for place, method in enumerate(order):

@@ -74,7 +74,8 @@ def test_llama_cpp_generates_what_the_pruned_model_in_memory_does(half):
     )
     assert found["passed"], found["problems"]
     assert found["tokens_equal"] == found["tokens"]
-    assert found["tokenizer"] == found["chats"]["a chat"] == "equal"
+    assert found["tokenizer"] == "equal"
+    assert set(found["chats"].values()) == {"equal"}
     assert proofs(half)["llama.cpp half.gguf"]["passed"]
     # Weights rounded to 8 bits are another model: measured, not required to be equal.
     small = half.parent / "small.gguf"
