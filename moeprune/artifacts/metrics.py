@@ -18,6 +18,6 @@ def save_metrics(path: Path, metrics: Mapping[str, float]) -> None:
 
 def load_metrics(path: Path) -> dict[str, float]:
     metrics = read_json(path)
-    if not isinstance(metrics, dict):
+    if not isinstance(metrics, dict) or not all(type(value) in (int, float) for value in metrics.values()):
         raise InputError(f"{path}: not a metrics file; expected one flat JSON object of numbers")
     return {str(name): float(value) for name, value in metrics.items()}

@@ -12,7 +12,7 @@ from moeprune.artifacts.files import read_json, write_json
 from moeprune.artifacts.statistics import Layer
 
 FORMAT: Literal["moeprune.plan/1"] = "moeprune.plan/1"
-Status = Literal["proved_optimal", "certified_gap", "local_optimum", "time_limit", "not_converged"]
+Status = Literal["proved_optimal", "certified_gap", "local_optimum", "time_limit", "not_converged", "given"]
 
 
 class LayerPlan(BaseModel):
@@ -28,7 +28,7 @@ class LayerPlan(BaseModel):
     cost: float | None = None  # p'Fp, or the sum of removed scores; original units
     bound: float | None = None  # no selection within the budget costs less; None when not computed
     gap: float | None = None  # (cost - bound) / cost, 0 when the cost is 0
-    status: Status = "local_optimum"
+    status: Status = "local_optimum"  # given: a set from a file, which no solver chose
     stability: dict[str, float] | None = None  # jaccard of the two halves' sets, regret of each on the other
 
     @property

@@ -197,10 +197,11 @@ class RoutingStatistics:
         try:
             with safe_open(path, framework="np") as file:
                 manifest = json.loads((file.metadata() or {}).get("manifest", "{}"))
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+                ours = manifest.get("format") == FORMAT  # numpy cannot read what others hold
+                tensors = {name: file.get_tensor(name) for name in file.keys()} if ours else {}  # noqa: SIM118
         except (SafetensorError, json.JSONDecodeError) as error:
             raise InputError(f"{path}: not a readable statistics file ({error}); record again") from error
-        if manifest.get("format") != FORMAT:
+        if not ours:
             raise InputError(
                 f"{path}: format {manifest.get('format')!r}, expected {FORMAT!r}; make one with `moeprune record`"
             )

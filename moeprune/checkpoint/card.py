@@ -13,6 +13,7 @@ from typing import Any
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.checkpoint.inventory import Inventory
 from moeprune.checkpoint.serving_card import serving_section
+from moeprune.reference import MODEL_DIR
 
 RECORD_FORMAT = "moeprune.checkpoint/1"
 PACKAGES = ("moeprune", "torch", "transformers", "safetensors", "numpy")
@@ -22,8 +23,10 @@ _INHERITED = ("license", "license_name", "license_link", "language", "pipeline_t
 
 
 def base_model(directory: Path) -> tuple[str, str | None]:
-    """(name, revision) of the checkpoint: the hub's for a directory in the hub's cache, else the directory's name."""
+    """(name, revision) of the checkpoint: the hub's for one in the hub's cache, else the directory's name."""
     directory = Path(directory).absolute()
+    if directory.resolve() == MODEL_DIR.resolve():
+        return "moeprune-reference", None
     for parent in directory.parents:
         match = _HUB_CACHE.fullmatch(parent.name)
         if match is not None and directory.parent.name == "snapshots":

@@ -75,6 +75,12 @@ class RunConfig(Section):
     runtime: RuntimeOptions = RuntimeOptions()
 
     @model_validator(mode="after")
+    def _refining_has_a_choice(self) -> "RunConfig":
+        if self.refine and all(criterion == self.selection.criterion for criterion in self.refine.criteria):
+            raise ValueError("refine.criteria: names only the run's own criterion, so there is no choice; add another")
+        return self
+
+    @model_validator(mode="after")
     def _statistics_suffice(self) -> "RunConfig":
         recorded = {"default": (), "all": ("output_sum",), "samples": ("output_sum", "sample")}
         there = recorded[self.calibration.statistics]

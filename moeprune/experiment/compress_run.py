@@ -15,7 +15,7 @@ import torch
 
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.config.schema import RunConfig
-from moeprune.evaluation.agent import accuracy_metrics, agent_questions
+from moeprune.evaluation.agent import accuracy_metrics
 from moeprune.evaluation.code import code_metrics, code_task, code_warnings, solved
 from moeprune.evaluation.decoding import end_tokens
 from moeprune.evaluation.fidelity import bounded_batch_tokens, compare, logits_of, pruned_logits
@@ -38,7 +38,7 @@ from moeprune.experiment.evaluate import streamed_comparison
 from moeprune.experiment.inputs import Inputs
 from moeprune.experiment.passes import compared, unmeasured
 from moeprune.experiment.runs import Run, stage_key
-from moeprune.experiment.stages import OWN, PRUNED, Entry, Measured, merge, stage, task_records, write_pruned
+from moeprune.experiment.stages import OWN, PRUNED, Entry, Measured, merge, stage, task_questions, write_pruned
 from moeprune.models.loading import ModelOptions, without_bars
 from moeprune.models.pruned import pruned
 from moeprune.models.streaming import open_streamed
@@ -134,7 +134,7 @@ def measure_written(inputs: Inputs, plans: Mapping[str, PrunePlan], directory: P
     warnings = [*tokens.warnings, *comparisons[OWN].warnings]
     for task in options.tasks:
         say(f"evaluate: task {task}")
-        questions, told = agent_questions(task_records(inputs, task), count=options.task_questions)
+        questions, told = task_questions(inputs, task)
         warnings += told
         base = agent_answers(teacher, tokenizer, questions)
         own = accuracy_metrics(task, agent_answers(student, tokenizer, questions), base)

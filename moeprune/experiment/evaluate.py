@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moeprune.artifacts.errors import InputError
-from moeprune.artifacts.metrics import save_metrics
+from moeprune.artifacts.metrics import load_metrics, save_metrics
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.checkpoint.proof import keep_results
 from moeprune.config.load import validate
@@ -50,6 +50,7 @@ def evaluate_model(
     if (plan is None) == (against is None):
         raise InputError("evaluate: give --plan PLAN (MODEL is the teacher) or --against TEACHER (MODEL is pruned)")
     require_writable(output, ".json")
+    _require_metrics(output)
     serving = _serving_python(engine, python, speed=speed, plan=plan)
     teacher = str(against) if plan is None else model
     named = [{"name": name, "path": path} for name, path in map(name_and_value, data)] or _default_data(teacher)
@@ -64,6 +65,8 @@ def evaluate_model(
         if serving is not None:  # before this process holds both models beside the engines
             engine_speed = _speed_in_vllm(inputs, other, serving)
         comparison, subject = _by_checkpoint(inputs, other)
+        if inputs.model_identity[1:] == other.model_identity[1:]:
+            warn(f"evaluate: {model} and {against} are the same checkpoint; nothing was pruned")
     metrics, warnings = comparison.metrics(), [*inputs.evaluation.warnings, *comparison.warnings]
     metrics |= engine_speed
     if speed and serving is None and subject is None:
@@ -78,6 +81,15 @@ def evaluate_model(
     for warning in warnings:
         warn(warning)
     return {"metrics_file": output, "metrics": metrics, "warnings": warnings}
+
+
+def _require_metrics(output: Path) -> None:
+    """Refuse to write metrics over a file that holds something else."""
+    if output.exists():
+        try:
+            load_metrics(output)
+        except InputError as error:
+            raise InputError(f"-o {output}: is there and holds no metrics; give another name") from error
 
 
 def _serving_python(engine: str, python: Path | None, *, speed: bool, plan: Path | None) -> Path | None:

@@ -20,6 +20,7 @@ from moeprune.experiment import stages
 from moeprune.experiment.console import say, speak, warn
 from moeprune.experiment.inputs import Inputs
 from moeprune.experiment.pipeline import run_pipeline
+from moeprune.experiment.runs import finished, require_place
 from moeprune.experiment.spread import Errors, Group, over_processes, over_ray, require_ray
 
 AT_ONCE = 6  # runs measured together: a kill loses at most their measurements
@@ -58,12 +59,17 @@ def run_grid(
     directory = output / path.stem
     every = {name: _in_group(config, path.stem) for name, config in load_grid(path, overrides).items()}
     runs = only(every, pattern)
+    if any((directory / name).exists() for name in ("run.json", "config.yaml")):
+        raise InputError(f"{directory} holds a run, not a grid; give another --output, or rename the grid's file")
     loaded: dict[str, Inputs] = {}
-    for config in runs.values():
-        _shared_inputs(config, loaded).inspect()
-    others = _failed_before(directory, every, runs)
+    for name, config in runs.items():
+        inputs = _shared_inputs(config, loaded)
+        inputs.inspect()
+        require_place(directory / name, config)
+        if "evaluate" not in finished(directory / name):
+            stages.require_ruler(inputs)
     failed: dict[str, str] = {}
-    _write(directory, every, others)
+    _write(directory, every, runs, failed)
     groups = _groups(runs)
     say(f"grid: {len(runs)} of {len(every)} runs in {directory}, {len(groups)} groups")
     started = time.monotonic()
@@ -73,7 +79,7 @@ def run_grid(
         done += len(group)
         left = (time.monotonic() - started) / done * (len(runs) - done)
         say(f"grid: {done} of {len(runs)} runs, about {left / 60:.1f} minutes left")
-        _write(directory, every, others | failed)
+        _write(directory, every, runs, failed)
     for name, error in failed.items():
         warn(f"run {name} failed: {error}")
     from moeprune.experiment.grid_report import write_grid_report
@@ -82,15 +88,15 @@ def run_grid(
     return GridOutcome(directory, [name for name in runs if name not in failed], failed, report)
 
 
-def _write(directory: Path, runs: Runs, failed: Mapping[str, str]) -> None:
-    write_json(directory / "grid.json", {"runs": list(runs), "failed": dict(failed)})
+def _write(directory: Path, every: Runs, runs: Runs, failed: Mapping[str, str]) -> None:
+    """grid.json: every run of the grid, and which failed; what other calls say of runs that this one leaves out stays.
 
-
-def _failed_before(directory: Path, every: Runs, runs: Runs) -> dict[str, str]:
-    """What an earlier call said of runs that this one leaves out."""
+    Read anew each time: the calls of a job array write here at the same time.
+    """
     path = directory / "grid.json"
     said = read_json(path).get("failed", {}) if path.is_file() else {}
-    return {name: why for name, why in said.items() if name in every and name not in runs}
+    others = {name: why for name, why in said.items() if name in every and name not in runs}
+    write_json(path, {"runs": list(every), "failed": others | dict(failed)})
 
 
 def _in_group(config: RunConfig, grid: str) -> RunConfig:

@@ -1,7 +1,7 @@
 """What a grid of runs holds: every run with its state, the config fields in which runs differ, and methods apart."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -166,7 +166,7 @@ def group_label(group: tuple[str, str, float]) -> str:
 
 
 def read_grid(directory: Path) -> Grid:
-    """All runs below a grid's directory, and those its grid.json names that are not there.
+    """All runs that a grid's grid.json names, there or not; all that are there where there is no grid.json.
 
     grid.json, if there: {"runs": [names in order] or {name: {...}}, "failed": {name: why}}.
     Raises InputError when the directory holds no run at all.
@@ -177,7 +177,8 @@ def read_grid(directory: Path) -> Grid:
     listed = read_json(directory / "grid.json") if (directory / "grid.json").is_file() else {}
     failed = {str(name): str(why) for name, why in dict(listed.get("failed", {})).items()}
     there = {path.name: path for path in sorted(directory.iterdir()) if _is_run(path)}
-    names = dict.fromkeys([*map(str, listed.get("runs", [])), *failed, *there])
+    # A run whose label was taken out of the axes is still there, but no run of this grid any more.
+    names = dict.fromkeys([*map(str, listed.get("runs", there)), *failed])
     if not names:
         raise InputError(f"{directory}: holds no run (a folder with config.yaml); give the directory of a grid")
     return Grid(directory.name, tuple(_read_all([(name, there.get(name)) for name in names], failed)))
@@ -188,9 +189,24 @@ def read_runs(directories: Sequence[Path]) -> Grid:
     for path in directories:
         if not _is_run(Path(path)):
             raise InputError(f"{path}: not a run directory (no config.yaml, no run.json); give one that `run` made")
-    names = [Path(path).name for path in directories]
-    unique = [n if names.count(n) == 1 else f"{Path(p).parent.name}/{n}" for n, p in zip(names, directories)]
-    return Grid("comparison", tuple(_read_all(list(zip(unique, map(Path, directories))), {})))
+    places = [Path(path).resolve() for path in directories]
+    for path, place in zip(directories, places):
+        if places.count(place) > 1:
+            raise InputError(f"{path}: named twice; give each run once")
+    names = ["/".join(place.parts[-depth:]) for place, depth in zip(places, _depths(places))]
+    return Grid("comparison", tuple(_read_all(list(zip(names, map(Path, directories))), {})))
+
+
+def _depths(places: Sequence[Path]) -> list[int]:
+    """How many last parts of each path it takes to tell it from the others."""
+    return [
+        next(
+            depth
+            for depth in range(1, len(place.parts) + 1)
+            if all(place.parts[-depth:] != other.parts[-depth:] for other in places if other != place)
+        )
+        for place in places
+    ]
 
 
 def _read_all(places: Iterable[tuple[str, Path | None]], failed: Mapping[str, str]) -> list[GridRun]:
@@ -205,9 +221,11 @@ def _read(name: str, path: Path | None, failed: Mapping[str, str], load: Any) ->
     if path is None:
         return GridRun(name, "failed", failed[name]) if name in failed else GridRun(name, "missing", "never started")
     record = read_run(path, load_statistics=load)
+    if name in failed:  # whatever an earlier call measured
+        return GridRun(name, "failed", failed[name], replace(record, metrics={}))
     if record.metrics:
         return GridRun(name, "done", "", record)
-    reason = failed.get(name) or str(record.run.get("error") or "")
+    reason = str(record.run.get("error") or "")
     damaged = [sentence for sentence in record.missing if "cannot be read" in sentence]
     if reason or damaged:
         return GridRun(name, "failed", reason or "; ".join(damaged), record)

@@ -32,6 +32,9 @@ from moeprune.models.memory import free_bytes, loading_bytes
 from moeprune.models.streaming import StreamedModel, open_streamed
 from moeprune.recording.distributed import Team, join
 from moeprune.selection.budget import check_budget
+from moeprune.selection.criteria import AnyCriterion
+from moeprune.selection.custom import Custom
+from moeprune.selection.prune_set import PruneSetFile
 
 
 class Inputs:
@@ -162,6 +165,22 @@ class Inputs:
         return TokenSet(fresh + again, read.manifest, tuple(warnings))
 
     @property
+    def criteria(self) -> tuple[AnyCriterion, ...]:
+        """Every criterion that makes a plan: the run's own, those that `refine` tries, and the baselines."""
+        config = self.config
+        tried = config.refine.criteria if config.refine else ()
+        return (config.selection.criterion, *tried, *config.evaluation.baselines)
+
+    @cached_property
+    def criterion_files(self) -> list[str | None]:
+        """For each criterion a digest of the file that decides what it does: a prune set, or a class of one's own."""
+        paths = [
+            c.path if isinstance(c, PruneSetFile) else c.source if isinstance(c, Custom) else None
+            for c in self.criteria
+        ]
+        return [None if path is None else hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
+
+    @property
     def evaluation_part(self) -> Part:
         """A path that evaluation names is read whole; of a calibration path the held-out share is taken."""
         return "heldout" if self.config.evaluation.domains is None else "all"
@@ -179,7 +198,28 @@ class Inputs:
         ]
         sequences = tuple(sequence for tokens in sets for sequence in tokens.sequences)
         manifest = {name: told for tokens in sets for name, told in tokens.manifest.items()}
-        return TokenSet(sequences, manifest, tuple(warning for tokens in sets for warning in tokens.warnings))
+        warnings = [warning for tokens in sets for warning in tokens.warnings]
+        warnings += [
+            f"evaluation domain {name}: {count:,} of {len(_trajectories(sequences, name)):,} trajectories were "
+            "recorded, so it is not held out; name other files, or leave evaluation.domains out, and a share of the "
+            "calibration trajectories is kept back"
+            for name, count in self._recorded(sequences).items()
+        ]
+        return TokenSet(sequences, manifest, tuple(warnings))
+
+    @property
+    def recorded(self) -> dict[str, int]:
+        """Evaluated domain -> its trajectories that were recorded too; domains that are held out are not named."""
+        return self._recorded(self.evaluation.sequences)
+
+    def _recorded(self, evaluated: Sequence[TokenSequence]) -> dict[str, int]:
+        named = (self.config.calibration.domains, self.config.evaluation.domains or ())
+        if not all(any(not domain.path.startswith("reference:") for domain in domains) for domains in named):
+            return {}  # kept apart by the split, or by files of their own
+        calibration = _trajectories(self.calibration.sequences)
+        domains = dict.fromkeys(sequence.domain for sequence in evaluated)
+        found = {name: len(_trajectories(evaluated, name) & calibration) for name in domains}
+        return {name: count for name, count in found.items() if count}
 
     @property
     def evaluation_domains(self) -> Sequence[Domain]:
@@ -198,6 +238,11 @@ class Inputs:
     def inspect(self) -> None:
         """Refuse a model, a budget or a ruler that cannot work, before data is read or weights are loaded."""
         check_budget(self.layers, self.config.selection.budget)
+        for criterion in self.criteria:
+            if isinstance(criterion, PruneSetFile):
+                criterion.pruned(self.layers)
+            elif isinstance(criterion, Custom):
+                criterion.build()
         self._check_mix()
         self._check_device_map()
         if self.config.evaluation.harness:
@@ -270,6 +315,10 @@ class Inputs:
 
             identity.append(hashlib.sha256(problems_file(code).read_bytes()).hexdigest())
         return identity
+
+
+def _trajectories(sequences: Sequence[TokenSequence], domain: str | None = None) -> set[str]:
+    return {sequence.trajectory for sequence in sequences if domain in (None, sequence.domain)}
 
 
 def _first(sequences: list[TokenSequence], tokens: int) -> list[TokenSequence]:

@@ -1,7 +1,7 @@
 """One run: record, select, prune, dense, evaluate, report. Each stage is done once and found again by its key."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,8 @@ from moeprune.experiment import compress_run, stages
 from moeprune.experiment.console import logged, say
 from moeprune.experiment.inputs import Inputs
 from moeprune.experiment.passes import assist
-from moeprune.experiment.runs import STAGES, Run, locked
-from moeprune.experiment.select_run import require_refinable, select_stage
+from moeprune.experiment.runs import STAGES, Run, finished, locked, require_place
+from moeprune.experiment.select_run import require_one_count, require_refinable, select_stage
 
 Measuring = Callable[[Inputs, Mapping[str, PrunePlan]], stages.Measured] | None
 
@@ -52,6 +52,10 @@ def run_pipeline(
     shared = shared or directory.parent / "shared"
     if inputs.team is not None:
         _join(inputs, shared, grid=grid)
+    require_place(directory, config)
+    last = STAGES.index(until)
+    left = set(STAGES[: last + 1]) - finished(directory)
+    _require(inputs, left | set(STAGES[STAGES.index(redo) : last + 1] if redo else ()))
     run = Run.open(directory, config)
     with locked(directory), logged(directory / "log.txt"):
         run.reread()
@@ -59,13 +63,26 @@ def run_pipeline(
             stages.discard_recording(inputs, shared)
         if redo is not None:
             run.forget(redo)
-        finished = False
+        failed = True
         try:
-            outcome = _run(run, inputs, shared, STAGES.index(until), measuring)
-            finished = True
+            outcome = _run(run, inputs, shared, last, measuring)
+            failed = False
         finally:
-            run.close(0 if finished else 1)
+            run.close(int(failed))
         return outcome
+
+
+def _require(inputs: Inputs, left: Collection[str]) -> None:
+    """Raises InputError for what would stop one of these stages, before the first: no directory is made for it."""
+    config = inputs.config
+    if "select" in left and config.refine:
+        require_refinable(inputs)
+    if "prune" in left:
+        require_one_count(inputs)
+    if "dense" in left and config.dense:
+        compress_run.require_compressible(inputs)
+    if "evaluate" in left:
+        stages.require_ruler(inputs)
 
 
 def _join(inputs: Inputs, shared: Path, *, grid: bool) -> None:
@@ -81,10 +98,6 @@ def _join(inputs: Inputs, shared: Path, *, grid: bool) -> None:
 
 def _run(run: Run, inputs: Inputs, shared: Path, last: int, measuring: Measuring) -> Outcome:
     say(f"run: {run.directory}")
-    if run.config.dense and last >= STAGES.index("dense") and "dense" not in run.record["stages"]:
-        compress_run.require_compressible(inputs)
-    if run.config.refine and last >= STAGES.index("select") and "select" not in run.record["stages"]:
-        require_refinable(inputs)
     statistics = stages.record_stage(run, inputs, shared)
     if last == STAGES.index("record"):
         recorded = os.path.normpath(run.directory / run.record["stages"]["record"]["statistics"])

@@ -11,7 +11,8 @@ from moeprune.config.grid import is_grid, load_grid
 from moeprune.config.load import load_run
 from moeprune.experiment.console import say, warn
 from moeprune.experiment.inputs import Inputs
-from moeprune.models.loading import number_bytes
+from moeprune.experiment.select_run import require_one_count, require_refinable
+from moeprune.models.loading import ModelOptions, number_bytes
 from moeprune.models.shipping import MTP_KEYS, notes
 from moeprune.selection.budget import layer_budgets
 
@@ -21,16 +22,21 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
 
     Raises InputError for everything that would stop the run.
     """
+    limit = None if memory is None else parse_bytes(memory)
     if is_grid(path):
-        return _check_grid(path, overrides)
+        return _check_grid(path, overrides, limit)
     config = load_run(path, overrides)
     inputs = Inputs(config)
-    inputs.inspect()
-    budgets = layer_budgets(inputs.layers, config.selection.budget)
+    _require(inputs)
     say(f"model: {config.model.path} ({inputs.checkpoint.config['model_type']}), fingerprint {inputs.fingerprint}")
-    for budget in budgets:
+    budgets = layer_budgets(inputs.layers, config.selection.budget)
+    spread = config.selection.budget.scope == "global"
+    for budget in [] if spread else budgets:
         say(f"budget: {budget}")
-    shipping = _shipping(inputs, [budget.kept for budget in budgets])
+    if spread:
+        total = sum(budget.layer.num_experts for budget in budgets)
+        say(f"budget: {sum(b.pruned for b in budgets):,} of {total:,} experts go, spread over the layers by cost")
+    shipping = [] if spread else _shipping(inputs, [budget.kept for budget in budgets])
     data = {part: _describe_data(inputs, part) for part in ("calibration", "evaluation")}
     estimate = estimate_pass(inputs)
     say(
@@ -46,14 +52,25 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
     summary: dict[str, Any] = {
         "config": config.model_dump(mode="json"),
         "model": {"model_type": inputs.checkpoint.config["model_type"], "fingerprint": inputs.fingerprint},
-        "budget": [{"layer": b.layer.name, "num_experts": b.layer.num_experts, "kept": b.kept} for b in budgets],
+        "budget": [
+            {"layer": b.layer.name, "num_experts": b.layer.num_experts, "kept": None if spread else b.kept}
+            for b in budgets
+        ],
         "serving": shipping,
         "data": data,
         "estimate": estimate,
     }
-    if memory is not None:
-        summary["fits"] = fitting(inputs, parse_bytes(memory))
+    if limit is not None:
+        summary["fits"] = fitting(inputs, limit)
     return summary
+
+
+def _require(inputs: Inputs) -> None:
+    """Raises InputError for what would stop the run, except its data."""
+    inputs.inspect()
+    require_one_count(inputs)
+    if inputs.config.refine:
+        require_refinable(inputs)
 
 
 def _shipping(inputs: Inputs, kept: Sequence[int]) -> list[str]:
@@ -65,18 +82,20 @@ def _shipping(inputs: Inputs, kept: Sequence[int]) -> list[str]:
     return found
 
 
-def _check_grid(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """The names of a grid's runs, each with a model and a budget that work."""
+def _check_grid(path: Path, overrides: Sequence[str], memory: int | None) -> dict[str, Any]:
+    """The names of a grid's runs, each with a model and a budget that work; what of each model fits."""
     runs = load_grid(path, overrides)
-    first = Inputs(next(iter(runs.values())))
+    models: dict[ModelOptions, Inputs] = {}
     for config in runs.values():
         inputs = Inputs(config)
-        if config.model == first.config.model:
-            inputs.borrow(first)
-        inputs.inspect()
+        inputs.borrow(models.setdefault(config.model, inputs))
+        _require(inputs)
     for name in runs:
         say(f"run: {name}")
-    return {"runs": list(runs)}
+    summary: dict[str, Any] = {"runs": list(runs)}
+    if memory is not None:
+        summary["fits"] = {options.path: fitting(inputs, memory) for options, inputs in models.items()}
+    return summary
 
 
 def _describe_data(inputs: Inputs, part: str) -> dict[str, Any]:

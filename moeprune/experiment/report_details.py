@@ -17,6 +17,7 @@ STATUS = {
     "proved_optimal": "proved optimal",
     "certified_gap": "certified gap",
     "local_optimum": "local optimum",
+    "given": "given",
     "time_limit": "stopped by time limit",
     "not_converged": "not converged",
 }

@@ -52,7 +52,8 @@ def _domain_table(record: RunRecord) -> Table:
             "#Top-1 agreement",
         ],
         rows=rows,
-        note="KL is measured from the unpruned model's next-token distribution, on held-out trajectories. Brackets "
+        note="KL is measured from the unpruned model's next-token distribution, "
+        f"{'on trajectories that were partly recorded' if record.recorded else 'on held-out trajectories'}. Brackets "
         "hold 95 % intervals (bootstrap over trajectories; Wilson for shares). Top-1: positions where both models put "
         "the same token first.",
     )

@@ -140,7 +140,8 @@ def asked(record: RunRecord) -> Section:
     judged = record.domains or [str(d.get("name")) for d in record.section("evaluation", "domains") or []]
     tasks = record.section("evaluation", "tasks") or []
     if judged or tasks:
-        words = f"held-out {listed(judged)}" if judged else "no domain"
+        words = f"{'' if record.recorded else 'held-out '}{listed(judged)}" if judged else "no domain"
+        words += f" (trajectories of {listed(list(record.recorded))} were recorded too)" if record.recorded else ""
         items.append(f"**Judged** on {words}" + (f", and on the task {listed(tasks)}" if tasks else ""))
     return Section("What was asked", [Bullets(items) if items else Paragraph("The run has no readable config.")])
 

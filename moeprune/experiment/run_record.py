@@ -79,6 +79,12 @@ class RunRecord:
         """Entries of the finished stages, in the order in which stages run."""
         return {name: self.run["stages"][name] for name in STAGES if name in self.run.get("stages", {})}
 
+    @property
+    def recorded(self) -> Mapping[str, int]:
+        """Evaluated domain -> how many of its trajectories were calibration's: those are not held out."""
+        found: Mapping[str, int] = self.stages.get("evaluate", {}).get("recorded") or {}
+        return found
+
     def section(self, *keys: str) -> Any:
         """The config value under these keys, or None."""
         value: Any = self.config
@@ -214,7 +220,7 @@ def read_run(
         run=run,
         plan=reader.take("plan.json", PrunePlan.load),
         baselines={label: plan for label, plan in baselines.items() if plan is not None},
-        metrics=reader.take("metrics.json", load_metrics) or {},
+        metrics=reader.metrics(run),
         statistics=reader.take(statistics_path, load_statistics) if statistics_path else None,
         missing=tuple(reader.missing),
     )
@@ -238,6 +244,13 @@ class _Reader:
         except (InputError, UnicodeDecodeError, OSError) as error:
             self.missing.append(f"{name} cannot be read: {error}")
             return None
+
+    def metrics(self, run: Mapping[str, Any]) -> dict[str, float]:
+        """The metrics of the run's present plan; what an earlier one left behind is not read."""
+        if "evaluate" in run.get("outdated", {}):
+            self.missing.append("metrics.json is of an earlier plan, and the present one is not evaluated")
+            return {}
+        return self.take("metrics.json", load_metrics) or {}
 
 
 def _yaml(text: str) -> Mapping[str, Any]:

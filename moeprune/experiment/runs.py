@@ -1,7 +1,9 @@
 """Run directories: what is done, under which key, and how a killed run goes on.
 
 A stage is done if and only if its entry stands in run.json; the entry is written last, after the stage's files were
-written beside and renamed. A key is a digest of everything that affects the stage's result and of nothing else.
+written beside and renamed. A key is a digest of everything that affects the stage's result and of nothing else. When a
+stage comes out under another key, the entries after it are outdated: their files describe something that is gone, and
+nobody reads them, until the stage runs again or turns out to have the same key after all.
 """
 
 import fcntl
@@ -55,28 +57,17 @@ class Run:
             "versions": versions(),
             "commit": commit(),
             "stages": {},
+            "outdated": {},  # entries of stages that were made from earlier inputs
             "warnings": [],
         }
 
     @classmethod
     def open(cls, directory: Path, config: RunConfig) -> "Run":
-        """The run in `directory`, new or resumed.
-
-        Raises InputError when the directory holds a run of another config, listing the fields that differ.
-        """
+        """The run in `directory`, new or resumed. Raises InputError where `require_place` does."""
         run = cls(directory, config)
-        written = directory / "config.yaml"
-        if written.is_file():
-            differing = differences(load_run(written), config)
-            if differing:
-                raise InputError(
-                    f"{directory} holds a run of another config; differing: {'; '.join(differing)}. Give another "
-                    "--output, or remove the directory"
-                )
-        elif directory.is_dir() and any(not path.name.startswith(".") for path in directory.iterdir()):
-            raise InputError(f"{directory} is not empty and holds no run; give another --output")
+        require_place(directory, config)
         directory.mkdir(parents=True, exist_ok=True)
-        write_text(written, dump_yaml(config))
+        write_text(directory / "config.yaml", dump_yaml(config))
         run.reread()
         return run
 
@@ -99,12 +90,24 @@ class Run:
 
     def entry(self, stage: str, key: str) -> dict[str, Any] | None:
         """What the finished stage left, or None when it has not finished under this key."""
-        entry = self.record["stages"].get(stage)
+        done, outdated = self.record["stages"], self.record.setdefault("outdated", {})
+        if stage in outdated and outdated[stage]["key"] == key:
+            done[stage] = outdated.pop(stage)
+            self._write()
+        entry = done.get(stage)
         return entry if entry and entry["key"] == key else None
 
     def finish(self, stage: str, entry: Mapping[str, Any], warnings: list[str]) -> None:
-        """Mark the stage done. Entries of later stages that were made from other inputs go by their own keys."""
-        self.record["stages"][stage] = dict(entry) | {"warnings": warnings}
+        """Mark the stage done. Later stages that were made of what it left under another key are outdated."""
+        done, outdated = self.record["stages"], self.record.setdefault("outdated", {})
+        if stage in done and done[stage]["key"] != entry["key"]:
+            later = STAGES[STAGES.index(stage) + 1 :]
+            outdated |= {name: done.pop(name) for name in later if name in done}
+        outdated.pop(stage, None)
+        done[stage] = dict(entry) | {"warnings": warnings}
+        self._write()
+
+    def _write(self) -> None:
         collected = [w for name in STAGES for w in self.record["stages"].get(name, {}).get("warnings", [])]
         self.record["warnings"] = list(dict.fromkeys(collected))
         self.record["versions"], self.record["commit"] = versions(), commit()
@@ -113,14 +116,31 @@ class Run:
     def forget(self, stage: str) -> None:
         """Forget the stage and all after it, so that they run again."""
         for name in STAGES[STAGES.index(stage) :]:
-            self.record["stages"].pop(name, None)
+            for entries in (self.record["stages"], self.record.setdefault("outdated", {})):
+                entries.pop(name, None)
         write_json(self.path, self.record)
+
+
+def require_place(directory: Path, config: RunConfig) -> None:
+    """Raises InputError when the directory holds something else, or a run of another config, with what differs."""
+    written = directory / "config.yaml"
+    if written.is_file():
+        differing = differences(load_run(written), config)
+        if differing:
+            raise InputError(
+                f"{directory} holds a run of another config; differing: {'; '.join(differing)}. Give another "
+                "--output, or remove the directory"
+            )
+    elif directory.is_dir() and any(not path.name.startswith(".") for path in directory.iterdir()):
+        raise InputError(f"{directory} is not empty and holds no run; give another --output")
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[str]:
     """`key: old -> new` for every field that decides a result."""
 
     def flat(value: Any, prefix: str) -> dict[str, Any]:
+        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            value = {str(item.get("name", number)): item for number, item in enumerate(value)}
         if isinstance(value, dict) and value:
             return {
                 k: v
@@ -131,6 +151,12 @@ def differences(old: RunConfig, new: RunConfig) -> list[str]:
 
     a, b = (flat(config.model_dump(mode="json", include=set(IDENTITY)), "") for config in (old, new))
     return [f"{key}: {a.get(key)} -> {b.get(key)}" for key in sorted({*a, *b}) if a.get(key) != b.get(key)]
+
+
+def finished(directory: Path) -> set[str]:
+    """The stages that are done in this directory; none where there is no run."""
+    path = directory / "run.json"
+    return set(read_json(path).get("stages", {})) if path.is_file() else set()
 
 
 @contextmanager

@@ -24,6 +24,7 @@ def select_stage(run: Run, inputs: Inputs, statistics: RoutingStatistics) -> dic
     options, refining = run.config.selection, run.config.refine
     baselines = baseline_options(run)
     read = [refining, REFINING, inputs.model_identity, inputs.calibration_identity] if refining else []
+    read += [inputs.criterion_files] if any(inputs.criterion_files) else []
     key = stage_key("select", options, list(baselines.items()), statistics.key, *read)
 
     def work() -> tuple[Entry, list[str]]:
@@ -96,16 +97,28 @@ def require_refinable(inputs: Inputs) -> None:
         )
 
 
+def require_one_count(inputs: Inputs) -> None:
+    """Raises InputError where a checkpoint is wanted of a plan that will keep other counts in other layers."""
+    if inputs.config.selection.budget.scope == "global" and inputs.config.checkpoint.save:
+        raise InputError(
+            f"selection.budget.scope: global keeps different numbers of experts in {inputs.layers[0].name} .. "
+            f"{inputs.layers[-1].name}, and a checkpoint's config holds one count for all; set checkpoint.save=false "
+            "to measure the plan in memory, or scope=layer"
+        )
+
+
 def baseline_options(run: Run) -> dict[str, SelectionOptions]:
-    """Label -> the run's selection with a baseline's criterion."""
-    baselines = labelled(run.config.evaluation.baselines)
+    """Label -> the run's selection with a baseline's criterion; the run's own criterion is no baseline of itself."""
+    baselines = labelled([c for c in run.config.evaluation.baselines if c != run.config.selection.criterion])
     return {label: run.config.selection.model_copy(update={"criterion": c}) for label, c in baselines.items()}
 
 
 def labelled(criteria: Sequence[AnyCriterion]) -> dict[str, AnyCriterion]:
-    """Criteria by name; a name that comes again is numbered."""
+    """Criteria by name, each once; a name that comes again with other options is numbered."""
     labels: dict[str, AnyCriterion] = {}
     for criterion in criteria:
+        if criterion in labels.values():
+            continue
         name = str(criterion.name)
         taken = sum(label == name or label.startswith(f"{name}-") for label in labels)
         labels[name if not taken else f"{name}-{taken + 1}"] = criterion

@@ -15,7 +15,7 @@ from moeprune.checkpoint.proof import keep_results
 from moeprune.checkpoint.writer import PruneReport, prune_checkpoint
 from moeprune.data.options import Domain, Part
 from moeprune.data.trajectories import load_records
-from moeprune.evaluation.agent import agent_questions
+from moeprune.evaluation.agent import Question, agent_questions
 from moeprune.evaluation.generation import agent_task, loop_rate
 from moeprune.experiment.console import progress, say, warn
 from moeprune.experiment.inputs import Inputs
@@ -207,7 +207,7 @@ def evaluate_stage(
         if stability:
             metrics["stability/jaccard"] = sum(stability) / len(stability)
         save_metrics(path, metrics)
-        return {"metrics": "metrics.json"}, warnings
+        return {"metrics": "metrics.json", "recorded": inputs.recorded}, warnings
 
     stage(run, "evaluate", evaluation_key(inputs, plans, made), work)
     return dict(read_json(path))
@@ -220,6 +220,13 @@ def size_metrics(sizes: Entry) -> dict[str, float]:
         "size/bytes": sizes["bytes"],
         "size/bytes/base": sizes["bytes_base"],
     }
+
+
+def require_ruler(inputs: Inputs) -> None:
+    """Raises InputError where the evaluation's data or questions cannot be read, before the expensive stages."""
+    assert inputs.evaluation
+    for task in inputs.config.evaluation.tasks:
+        task_questions(inputs, task)
 
 
 def measure(inputs: Inputs, plans: Mapping[str, PrunePlan]) -> Measured:
@@ -235,7 +242,7 @@ def measure(inputs: Inputs, plans: Mapping[str, PrunePlan]) -> Measured:
     loaded = inputs.loaded
     for task in options.tasks:
         say(f"evaluate: task {task}")
-        questions, task_warnings = agent_questions(task_records(inputs, task), count=options.task_questions)
+        questions, task_warnings = task_questions(inputs, task)
         warnings += task_warnings
         merge(metrics, agent_task(loaded.model, loaded.tokenizer, questions, plans, name=task))
     if options.code is not None:
@@ -265,13 +272,14 @@ def merge(metrics: dict[str, dict[str, float]], more: Mapping[str, Mapping[str, 
         metrics[label].update(values)
 
 
-def task_records(inputs: Inputs, task: str) -> list[dict[str, Any]]:
-    """The held-out records of a task: those of the evaluation domain of that name, else the reference's."""
+def task_questions(inputs: Inputs, task: str) -> tuple[list[Question], list[str]]:
+    """Questions of the held-out records: those of the evaluation domain of the task's name, else the reference's."""
     own = next((domain for domain in inputs.evaluation_domains if domain.name == task), None)
     domain = Domain(name=task, path=f"reference:{task}") if own is None else own
     part: Part = "heldout" if domain.path.startswith("reference:") else inputs.evaluation_part
     intake = inputs.config.calibration
-    return load_records(domain, part=part, intake=intake, tokenizer=inputs.tokenizer, holdout=inputs.holdout)
+    records = load_records(domain, part=part, intake=intake, tokenizer=inputs.tokenizer, holdout=inputs.holdout)
+    return agent_questions(records, count=inputs.config.evaluation.task_questions)
 
 
 def report_stage(run: Run, plans: Mapping[str, PrunePlan], metrics: Mapping[str, float]) -> Path:

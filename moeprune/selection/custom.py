@@ -1,6 +1,9 @@
 """A criterion from outside: `package.module:Class`."""
 
 import importlib
+import inspect
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,19 +25,26 @@ class Custom(BaseModel):
     name: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
     def objective(self, evidence: LayerEvidence) -> Objective:
-        return self._build().objective(evidence)
+        return self.build().objective(evidence)
 
     def layer_scale(self, evidence: LayerEvidence) -> float:
-        criterion = self._build()
+        criterion = self.build()
         if hasattr(criterion, "layer_scale"):
             return float(criterion.layer_scale(evidence))
         return criterion.objective(evidence).cost(np.ones(evidence.layer.num_experts, dtype=bool))
 
     def warnings(self, evidence: LayerEvidence) -> list[str]:
-        criterion = self._build()
+        criterion = self.build()
         return list(criterion.warnings(evidence)) if hasattr(criterion, "warnings") else []
 
-    def _build(self) -> Any:
+    @property
+    def source(self) -> Path | None:
+        """The file that the class is written in, None for one that has none."""
+        path = inspect.getsourcefile(sys.modules[type(self.build()).__module__])
+        return None if path is None else Path(path)
+
+    def build(self) -> Any:
+        """The object. Raises InputError when it cannot be imported or made."""
         module_name, _, class_name = self.name.partition(":")
         place = f"selection.criterion: {self.name!r}"
         try:

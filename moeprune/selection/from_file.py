@@ -23,7 +23,8 @@ def plan_from_file(
     wanted = {}
     if options.budget.scope == "layer":
         wanted = {item.layer.name: item.pruned for item in layer_budgets(layers, options.budget)}
-    plans, warnings = [], []
+    plans: list[LayerPlan] = []
+    warnings = _not_applied(criterion, options)
     for layer in layers:
         pruned = set(sets[layer.name])
         lost = sorted(pruned & set(must_keep.get(layer.name, ())))
@@ -40,6 +41,19 @@ def plan_from_file(
     return plans, warnings
 
 
+def _not_applied(criterion: PruneSetFile, options: SelectionOptions) -> list[str]:
+    """What was asked for and asks for a choice or a bound: a set from a file is taken as it is."""
+    asked = {
+        "budget.keep_at_least": options.budget.keep_at_least is not None,
+        "budget.protect_super_experts": options.budget.protect_super_experts,
+        "solver.certificate": options.solver.certificate,
+    }
+    names = [name for name, there in asked.items() if there]
+    return [
+        f"selection.{name}: not applied; {criterion.path} is a set made elsewhere, taken as it is" for name in names
+    ]
+
+
 def _layer_plan(criterion: PruneSetFile, layer: Layer, pruned: set[int]) -> LayerPlan:
     try:
         return LayerPlan(
@@ -48,6 +62,7 @@ def _layer_plan(criterion: PruneSetFile, layer: Layer, pruned: set[int]) -> Laye
             top_k=layer.top_k,
             num_groups=layer.num_groups,
             kept=tuple(expert for expert in range(layer.num_experts) if expert not in pruned),
+            status="given",
         )
     except ValidationError as error:
         raise InputError(f"{criterion.path}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error

@@ -12,6 +12,7 @@ import pytest
 from moeprune.artifacts.errors import InputError
 from moeprune.config.grid import is_grid, load_grid, merged, only
 from moeprune.experiment.grid import run_grid
+from moeprune.experiment.grid_record import read_grid
 from moeprune.experiment.preflight import check_file, parse_bytes
 
 GRIDS = sorted((Path(__file__).parents[2] / "configs" / "grids").glob("*.yaml"))
@@ -31,6 +32,13 @@ axes:
     p25: {selection: {budget: {prune: 0.25}}}
     p50: {selection: {budget: {prune: 0.5}}}
 """
+
+
+class Broken:
+    """A criterion that fails when it is asked."""
+
+    def objective(self, evidence):
+        raise RuntimeError("out of order")
 
 
 @pytest.fixture
@@ -105,12 +113,11 @@ def test_a_grid_that_is_killed_three_times_ends_like_one_that_was_not(grid, tmp_
 
 
 def test_a_failed_run_is_recorded_and_the_rest_go_on(grid, tmp_path):
-    text = AXES.replace("{name: reap}", "{name: file, path: nowhere.json}")
-    grid.write_text(text)
+    grid.write_text(AXES.replace("{name: reap}", "{name: 'tests.experiment.test_grid_run:Broken'}"))
     outcome = run_grid(grid, [], output=tmp_path / "out")
     assert outcome.done == ["hope-p25", "hope-p50"]
     assert set(outcome.failed) == {"reap-p25", "reap-p50"}
-    assert "nowhere.json" in json.loads((outcome.directory / "grid.json").read_text())["failed"]["reap-p25"]
+    assert "out of order" in json.loads((outcome.directory / "grid.json").read_text())["failed"]["reap-p25"]
     part = run_grid(grid, [], output=tmp_path / "out", pattern="hope-*")  # says nothing new of the others
     assert not part.failed
     assert set(json.loads((outcome.directory / "grid.json").read_text())["failed"]) == {"reap-p25", "reap-p50"}
@@ -119,10 +126,39 @@ def test_a_failed_run_is_recorded_and_the_rest_go_on(grid, tmp_path):
 def test_everything_is_validated_before_the_first_run(grid, tmp_path):
     with pytest.raises(InputError, match=r"grid\.yaml run hope-p25.*did you mean 'prune'"):
         run_grid(grid, ["selection.budget.prun=3"], output=tmp_path / "out")
-    grid.write_text(AXES.replace("prune: 0.5", "prune: 29"))
-    with pytest.raises(InputError, match="top_k=4"):
-        run_grid(grid, [], output=tmp_path / "out")
+    for found, instead, message in (
+        ("prune: 0.5", "prune: 29", "top_k=4"),
+        ("{name: reap}", "{name: file, path: nowhere.json}", "nowhere.json"),
+        ("{name: reap}", "{name: 'tests.nowhere:Broken'}", "cannot import tests.nowhere"),
+        ("base: base.yaml", "base: lost.yaml", "nowhere.jsonl"),
+    ):
+        (tmp_path / "lost.yaml").write_text(BASE.replace("reference:agent', tokens: 1500", "nowhere.jsonl'"))
+        grid.write_text(AXES.replace(found, instead))
+        with pytest.raises(InputError, match=message):
+            run_grid(grid, [], output=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_runs_of_another_base_are_refused_and_those_of_a_lost_label_left_out(grid, tmp_path):
+    few = ["calibration.domains=[{name: agent, path: 'reference:agent', tokens: 500}]"]
+    outcome = run_grid(grid, few, output=tmp_path / "out", pattern="*-p50")
+    before = results(outcome.directory)
+    with pytest.raises(InputError, match=r"hope-p50 holds a run .* calibration.domains.agent.tokens: 500 -> 3000"):
+        run_grid(grid, [], output=tmp_path / "out")
+    assert results(outcome.directory) == before
+    grid.write_text(AXES.replace("    reap: {selection: {criterion: {name: reap}}}\n", ""))
+    run_grid(grid, few, output=tmp_path / "out", pattern="*-p50")
+    assert [(run.name, run.status) for run in read_grid(outcome.directory).runs] == [
+        ("hope-p25", "missing"),
+        ("hope-p50", "done"),
+    ]
+
+
+def test_a_run_of_the_same_name_is_left_alone(grid, tmp_path):
+    (tmp_path / "out" / "grid").mkdir(parents=True)
+    (tmp_path / "out" / "grid" / "run.json").write_text("{}")
+    with pytest.raises(InputError, match="holds a run, not a grid"):
+        run_grid(grid, [], output=tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -163,6 +199,17 @@ def test_only_must_match_something(grid):
 
 def test_a_check_of_a_grid_lists_its_runs(grid):
     assert check_file(grid, [])["runs"] == ["hope-p25", "hope-p50", "reap-p25", "reap-p50"]
+    assert check_file(grid, [], memory="6MB")["fits"]["reference"][0]["bytes"] == 2 * 3_884_416
+    with pytest.raises(InputError, match="--memory much"):
+        check_file(grid, [], memory="much")
+
+
+def test_a_check_of_a_global_budget_promises_no_count_a_layer(grid):
+    wide = ["selection.budget.scope=global"]
+    summary = check_file(grid.with_name("base.yaml"), wide)
+    assert {row["kept"] for row in summary["budget"]} == {None}
+    with pytest.raises(InputError, match=r"model.layers.0.mlp .. model.layers.3.mlp.*checkpoint.save=false"):
+        check_file(grid.with_name("base.yaml"), [*wide, "checkpoint.save=true"])
 
 
 def test_a_check_counts_data_and_predicts_the_pass(grid):

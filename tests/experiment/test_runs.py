@@ -1,21 +1,40 @@
 """Run directories: what is found again, what runs again, and what two processes at once leave."""
 
+import importlib
 import json
+import sys
 
 import pytest
+from pydantic import ValidationError
 
 from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.metrics import save_metrics
 from moeprune.config.schema import RunConfig
 from moeprune.experiment import stages
 from moeprune.experiment.inputs import Inputs
 from moeprune.experiment.pipeline import run_pipeline
+from moeprune.experiment.run_record import read_run
 from moeprune.experiment.runs import Run
+from moeprune.experiment.select_run import baseline_options
 
 CONFIG = {
     "calibration": {"domains": [{"name": "agent", "path": "reference:agent", "tokens": 2000}]},
     "evaluation": {"baselines": [{"name": "reap"}]},
     "tracking": {"wandb": "disabled"},
 }
+
+
+TEXT = {"name": "agent", "path": "reference:prose", "tokens": 1000}  # no questions in it
+MINE = """
+import numpy as np
+from moeprune.selection.objective import Modular
+
+class Mine:
+    def objective(self, evidence):
+        scores = np.ones(evidence.layer.num_experts)
+        scores[{gone}] = 0.0
+        return Modular(scores)
+"""
 
 
 def config(**changes):
@@ -72,6 +91,72 @@ def test_redo_record_records_again_and_lost_files_are_made_again(tmp_path):
     assert {name: entry["key"] for name, entry in stages_of(directory).items()} == {
         n: e["key"] for n, e in done.items()
     }
+
+
+def test_what_an_earlier_plan_left_is_outdated_until_it_is_the_plan_again(tmp_path):
+    run = Run.open(tmp_path, config())
+    for name in ("record", "select", "prune", "evaluate", "report"):
+        run.finish(name, {"key": f"{name}-1", "seconds": 1.0, "metrics": None}, [f"said by {name}"])
+    save_metrics(tmp_path / "metrics.json", {"fidelity/kl/agent": 0.5})
+    assert read_run(tmp_path).metrics
+    run.finish("select", {"key": "select-2", "seconds": 1.0}, [])
+    assert list(stages_of(tmp_path)) == ["record", "select"]
+    assert run.record["warnings"] == ["said by record"]
+    read = read_run(tmp_path)
+    assert not read.metrics
+    assert any("of an earlier plan" in sentence for sentence in read.missing)
+    assert run.entry("evaluate", "evaluate-2") is None
+    assert run.entry("evaluate", "evaluate-1") is not None  # its inputs are the same after all
+    assert read_run(tmp_path).metrics
+    run.forget("select")
+    assert run.entry("prune", "prune-1") is None
+
+
+def test_another_content_of_a_prune_set_or_a_class_is_another_plan(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    sets, code = tmp_path / "sets.json", tmp_path / "mine_of_runs.py"
+    for path, name in ((sets, {"name": "file", "path": str(sets)}), (code, {"name": "mine_of_runs:Mine"})):
+        kept = []
+        for first in (0, 10):
+            gone = list(range(first, first + 4))
+            sets.write_text(json.dumps({str(layer): gone for layer in range(4)}))
+            code.write_text(MINE.format(gone=gone))
+            sys.modules.pop("mine_of_runs", None)
+            importlib.invalidate_caches()
+            options = config(selection={"criterion": name, "budget": {"prune": 4}}, evaluation={})
+            run_pipeline(options, tmp_path / f"run-{path.stem}", shared=tmp_path / "shared", until="select")
+            kept.append(json.loads((tmp_path / f"run-{path.stem}" / "plan.json").read_text())["layers"][0]["kept"])
+        assert kept == [list(range(4, 32)), [*range(10), *range(14, 32)]]
+
+
+def test_an_evaluation_of_recorded_trajectories_is_not_called_held_out(tmp_path):
+    lines = [json.dumps({"text": f"Record {n} has a text of its own, long enough to count. " * 4}) for n in range(12)]
+    (tmp_path / "mine.jsonl").write_text("\n".join(lines))
+    (tmp_path / "other.jsonl").write_text("\n".join(line.replace("Record", "Another") for line in lines))
+    mine, other = ({"name": name, "path": str(tmp_path / f"{name}.jsonl")} for name in ("mine", "other"))
+    options = config(calibration={"domains": [mine]}, evaluation={"domains": [mine, other]}, checkpoint={"save": False})
+    outcome = run_pipeline(options, tmp_path / "run")
+    assert stages_of(tmp_path / "run")["evaluate"]["recorded"] == {"mine": 12}
+    assert any("mine: 12 of 12 trajectories were recorded" in warning for warning in outcome.warnings)
+    assert "held-out" not in (tmp_path / "run" / "report.md").read_text()
+
+
+def test_data_that_evaluation_lacks_is_missed_before_recording(tmp_path):
+    lost = {"domains": [{"name": "x", "path": "nope.jsonl"}]}
+    for evaluation, message in ((lost, "nope.jsonl"), ({"tasks": ["agent"], "domains": [TEXT]}, "ends in ####")):
+        with pytest.raises(InputError, match=message):
+            run_pipeline(config(evaluation=evaluation), tmp_path / "run")
+    with pytest.raises(InputError, match="config holds one count"):
+        run_pipeline(config(selection={"budget": {"scope": "global"}}, evaluation={}), tmp_path / "run2")
+    assert not list(tmp_path.iterdir())  # so that the same command works once the config is mended
+
+
+def test_a_criterion_is_measured_once(tmp_path):
+    twice = [{"name": "reap"}, {"name": "hope"}, {"name": "reap"}]
+    options = config(evaluation={"baselines": twice}, selection={"criterion": {"name": "hope"}})
+    assert list(baseline_options(Run.open(tmp_path, options))) == ["reap"]
+    with pytest.raises(ValidationError, match="only the run's own criterion"):
+        config(refine={"criteria": [{"name": "hope"}]})
 
 
 def test_the_pruned_directory_that_dense_consumed_is_not_missed(tmp_path):

@@ -45,7 +45,7 @@ def test_each_run_of_a_sweep_has_its_own_directory_and_the_agents_id(tmp_path):
         command = [sys.executable, "-m", "moeprune", "run", config, *words, "--output", str(tmp_path)]
         environment = os.environ | {"WANDB_SWEEP_ID": "sweep7", "WANDB_RUN_ID": run_id, "WANDB_MODE": "offline"}
         subprocess.run(command, check=True, cwd=ROOT, env=environment)
-        records = read_records(tmp_path / "methods-sweep7" / run_id / "metrics.jsonl")
+        records = read_records(tmp_path / "one-method-sweep7" / run_id / "metrics.jsonl")
         assert next(record for record in records if record["kind"] == "wandb")["id"] == run_id
         assert any("fidelity/kl/worst" in record.get("metrics", {}) for record in records)
     assert len(list((tmp_path / "shared").iterdir())) == 1  # one recording for all

@@ -34,7 +34,7 @@ def test_the_card_tells_how_to_serve_split_and_upload(tmp_path):
     assert "--tensor-parallel-size 2 --enable-expert-parallel" in card
     assert "over 2, 4 devices" in card
     assert "12 experts by 2, 4." in card
-    assert "hf upload YOUR-NAME/model-12-experts . ." in card
+    assert "hf upload YOUR-NAME/moeprune-reference-12-experts . ." in card
     assert any("no tuned fused-MoE configuration for 12 experts" in line for line in report.advice)
     assert all(line in card for line in report.advice)
     assert report.warnings == ()
