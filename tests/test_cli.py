@@ -145,7 +145,10 @@ def test_everything_can_be_inspected(steps, path):
         (("prune", "reference", "metrics.json", "-o", "x"), "not a prune plan"),
         (("evaluate", "reference"), "--plan PLAN"),
         (("evaluate", "other", "--plan", "plan.json", "--data", "a=reference:agent"), "another model"),
+        (("evaluate", "reference", "--plan", "plan.json", "-o", "plan.json"), "holds no metrics"),
         (("inspect", "nothing"), "no such file"),
+        (("inspect", "smaller/model.safetensors"), "expected 'moeprune.statistics/"),
+        (("inspect", "smaller/config.json"), "not a metrics file"),
         (("run", "none.yaml"), "no such config file"),
         (("run", "typo.yaml"), "did you mean 'prune'"),
         (("run", "small.yaml", "--until", "selection"), "unknown stage"),
@@ -179,6 +182,14 @@ def _bad_material(folder: Path) -> None:
     save_tiny("qwen3_moe", folder / "unknown")
     config = folder / "unknown" / "config.json"
     config.write_text(config.read_text().replace('"qwen3_moe"', '"qwen9_moe"'))
+
+
+def test_a_model_against_itself_is_said_to_be_unpruned(steps):
+    data = ("--data", "agent=reference:agent", "-o", "self.json")
+    done = moeprune("evaluate", "reference", "--against", "reference", *data, cwd=steps[0])
+    assert done.returncode == 0, done.stderr
+    assert "reference and reference are the same checkpoint; nothing was pruned" in done.stderr
+    (steps[0] / "self.json").unlink()
 
 
 def test_help_is_quick():

@@ -45,7 +45,11 @@ class Encoder:
                 encoded = self._text(record, *next(texts))
         except RecordProblem as problem:
             return problem
-        return encoded if len(encoded.ids) else RecordProblem("no tokens", "", "gives no token")
+        if len(encoded.ids):
+            return encoded
+        roles = ", ".join(dict.fromkeys(str(message.get("role")) for message in record.messages))
+        drops = f"; the chat template writes nothing for the roles {roles}" if record.kind == "messages" else ""
+        return RecordProblem("no tokens", "", f"gives no token{drops}")
 
     def _texts(self, texts: list[str]) -> list[tuple[list[int], np.ndarray]]:
         """Ids and offsets (tokens, 2) of texts, with the special tokens that the tokenizer itself adds and no other."""

@@ -16,8 +16,10 @@ SOLVER_NAMES: tuple[str, ...] = tuple(str(solver.model_fields["name"].default) f
 
 
 def _named(value: Any) -> Any:
-    """A bare name stands for the solver with default options."""
-    return {"name": value} if isinstance(value, str) else value
+    """A bare name stands for the solver with default options, options without a name for the default solver's."""
+    if isinstance(value, str):
+        return {"name": value}
+    return {"name": "swap", **value} if isinstance(value, dict) else value
 
 
 AnySolver = Annotated[Annotated[_Row, Field(discriminator="name")], BeforeValidator(_named)]

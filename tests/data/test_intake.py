@@ -56,6 +56,12 @@ def test_everything_too_long_is_an_error_with_the_reason(tokenizer: Any, write: 
         load(tokenizer, write(ids(20, 30)), Intake(sequence_length=10, overflow="skip"))
 
 
+def test_roles_that_the_template_does_not_know_are_named(tokenizer: Any, write: Callable[..., str]) -> None:
+    path = write([{"messages": [{"role": "human", "content": "Hello"}, {"role": "gpt", "content": "Hi"}]}])
+    with pytest.raises(InputError, match="gives no token; the chat template writes nothing for the roles human, gpt"):
+        load(tokenizer, path)
+
+
 def test_turns_that_overflow_takes_away(tokenizer: Any, write: Callable[..., str]) -> None:
     path = write([{"messages": [ASK, CALL, RESULT, SAY] * 10}])
     whole = load(tokenizer, path, Intake(sequence_length=4096)).manifest["d"]

@@ -56,6 +56,15 @@ def test_states_of_runs(broken: Path) -> None:
     assert text.count("`frequency-p50-s1`") == 2  # among the missing and in the table of runs, nowhere else
 
 
+def test_a_run_that_failed_is_failed_whatever_an_earlier_call_measured(broken: Path) -> None:
+    listed = read_json(broken / "grid.json")
+    write_json(broken / "grid.json", listed | {"failed": {"hope-p25-s0": "InputError: of another config"}})
+    grid = read_grid(broken)
+    run = next(run for run in grid.runs if run.name == "hope-p25-s0")
+    assert (run.status, run.reason, run.metrics) == ("failed", "InputError: of another config", {})
+    assert run not in grid.done
+
+
 def test_a_failure_can_stand_in_the_run_itself(broken: Path) -> None:
     (broken / "grid.json").unlink()
     record = read_json(broken / "frequency-p25-s1" / "run.json")
@@ -284,6 +293,13 @@ def test_comparison_of_runs_from_anywhere(whole: Path, tmp_path: Path) -> None:
     assert [run.name for run in read_runs(runs).runs] == ["hope-p25-s0", "reap-p25-s0"]
     with pytest.raises(InputError, match="not a run directory"):
         read_runs([tmp_path])
+    copies = [tmp_path / project / "runs" / "q" for project in ("one", "two")]
+    for run, copy in zip(runs, copies, strict=True):
+        shutil.copytree(run, copy)
+    grid = read_runs(copies)
+    assert grid.names == {"one/runs/q": "HOPE", "two/runs/q": "REAP"}
+    with pytest.raises(InputError, match="named twice"):
+        read_runs([copies[0], tmp_path / "one" / ".." / "one" / "runs" / "q"])
 
 
 def test_bad_input(whole: Path, tmp_path: Path) -> None:

@@ -186,6 +186,14 @@ def test_a_prune_set_from_a_file_is_taken_as_it_is(tmp_path: Path) -> None:
         plan = _select(statistics, criterion={"name": "file", "path": str(path)})
         assert [layer.pruned for layer in plan.layers] == [(0, 3, 4, 7), (1, 2, 3, 4)]
         assert not plan.warnings
+        assert {layer.status for layer in plan.layers} == {"given"}
+    asked = {"budget": {"keep_at_least": 0.99, "protect_super_experts": True}, "solver": {"certificate": True}}
+    plan = _select(statistics, criterion={"name": "file", "path": str(path)}, **asked)
+    assert [warning.split(":")[0] for warning in plan.warnings[:3]] == [
+        "selection.budget.keep_at_least",
+        "selection.budget.protect_super_experts",
+        "selection.solver.certificate",
+    ]
     plan.save(tmp_path / "plan.json")
     again = _select(statistics, criterion={"name": "file", "path": str(tmp_path / "plan.json")}, budget={"prune": 2})
     assert again.kept == plan.kept
