@@ -23,7 +23,7 @@ _INHERITED = ("license", "license_name", "license_link", "language", "pipeline_t
 
 
 def base_model(directory: Path) -> tuple[str, str | None]:
-    """(name, revision) of the checkpoint: the hub's for one in the hub's cache, else the directory's name."""
+    """(name, revision) of the checkpoint: the hub's for one in its cache, the package's own, or the directory's."""
     directory = Path(directory).absolute()
     if directory.resolve() == MODEL_DIR.resolve():
         return "moeprune-reference", None

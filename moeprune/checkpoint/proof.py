@@ -88,7 +88,7 @@ def _results(metrics: Mapping[str, float]) -> str:
         interval = "" if low is None or high is None else f" [{low:.4g}, {high:.4g}]"
         base = metrics.get(f"{name}/base")
         lines.append(f"| {name} | {metrics[name]:.4g}{interval} | {'' if base is None else f'{base:.4g}'} |")
-    note = "KL in nats per token to the unpruned model, on held-out data; brackets: 95 % intervals, of speed the range."
+    note = "KL in nats per token to the unpruned model; brackets: 95 % intervals, of speed the range."
     return "\n".join(lines) + f"\n\n{note}\n"
 
 

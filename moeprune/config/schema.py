@@ -74,18 +74,17 @@ class RunConfig(Section):
     tracking: TrackingOptions = TrackingOptions()
     runtime: RuntimeOptions = RuntimeOptions()
 
-    @model_validator(mode="after")
-    def _refining_has_a_choice(self) -> "RunConfig":
-        if self.refine and all(criterion == self.selection.criterion for criterion in self.refine.criteria):
-            raise ValueError("refine.criteria: names only the run's own criterion, so there is no choice; add another")
-        return self
+    @property
+    def criteria(self) -> tuple[AnyCriterion, ...]:
+        """Every criterion that makes a plan: the run's own, those that `refine` tries, and the baselines."""
+        tried = self.refine.criteria if self.refine else ()
+        return (self.selection.criterion, *tried, *self.evaluation.baselines)
 
     @model_validator(mode="after")
     def _statistics_suffice(self) -> "RunConfig":
         recorded = {"default": (), "all": ("output_sum",), "samples": ("output_sum", "sample")}
         there = recorded[self.calibration.statistics]
-        tried = self.refine.criteria if self.refine else ()
-        for criterion in (self.selection.criterion, *tried, *self.evaluation.baselines):
+        for criterion in self.criteria:
             missing = [need for need in getattr(criterion, "needs", ()) if need not in there]
             if missing:
                 choice = "samples" if "sample" in missing else "all"

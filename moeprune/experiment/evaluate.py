@@ -56,6 +56,7 @@ def evaluate_model(
     named = [{"name": name, "path": path} for name, path in map(name_and_value, data)] or _default_data(teacher)
     value = {"model": {"path": teacher}, "evaluation": {"domains": named}}
     engine_speed: dict[str, float] = {}
+    said: list[str] = []
     if plan is not None:
         inputs = Inputs(validate(RunConfig, value, place="evaluate"))
         comparison, subject = _by_plan(inputs, model, PrunePlan.load(plan))
@@ -64,10 +65,10 @@ def evaluate_model(
         other = Evaluated(validate(RunConfig, {"model": {"path": model}}, place="evaluate"))
         if serving is not None:  # before this process holds both models beside the engines
             engine_speed = _speed_in_vllm(inputs, other, serving)
-        comparison, subject = _by_checkpoint(inputs, other)
         if inputs.model_identity[1:] == other.model_identity[1:]:
-            warn(f"evaluate: {model} and {against} are the same checkpoint; nothing was pruned")
-    metrics, warnings = comparison.metrics(), [*inputs.evaluation.warnings, *comparison.warnings]
+            said.append(f"evaluate: {model} and {against} are the same checkpoint; nothing was pruned")
+        comparison, subject = _by_checkpoint(inputs, other)
+    metrics, warnings = comparison.metrics(), [*said, *inputs.evaluation.warnings, *comparison.warnings]
     metrics |= engine_speed
     if speed and serving is None and subject is None:
         warnings.append("speed: the model does not fit into memory; it was not measured")

@@ -18,9 +18,11 @@ from moeprune.config.grid import load_grid, only
 from moeprune.config.schema import RunConfig
 from moeprune.experiment import stages
 from moeprune.experiment.console import say, speak, warn
-from moeprune.experiment.inputs import Inputs
+from moeprune.experiment.inputs import Inputs, common, shared_inputs
 from moeprune.experiment.pipeline import run_pipeline
-from moeprune.experiment.runs import finished, require_place
+from moeprune.experiment.requirements import require
+from moeprune.experiment.runs import STAGES, finished, locked, require_place
+from moeprune.experiment.select_run import baseline_options
 from moeprune.experiment.spread import Errors, Group, over_processes, over_ray, require_ray
 
 AT_ONCE = 6  # runs measured together: a kill loses at most their measurements
@@ -63,18 +65,15 @@ def run_grid(
         raise InputError(f"{directory} holds a run, not a grid; give another --output, or rename the grid's file")
     loaded: dict[str, Inputs] = {}
     for name, config in runs.items():
-        inputs = _shared_inputs(config, loaded)
-        inputs.inspect()
         require_place(directory / name, config)
-        if "evaluate" not in finished(directory / name):
-            stages.require_ruler(inputs)
+        require(shared_inputs(config, loaded), set(STAGES) - {"dense"} - finished(directory / name))
     failed: dict[str, str] = {}
     _write(directory, every, runs, failed)
     groups = _groups(runs)
     say(f"grid: {len(runs)} of {len(every)} runs in {directory}, {len(groups)} groups")
     started = time.monotonic()
     done = 0
-    for group, errors in _results(groups, directory, output / "shared", workers=workers, ray=ray):
+    for group, errors in _results(groups, directory, output / "shared", loaded, workers=workers, ray=ray):
         failed |= errors
         done += len(group)
         left = (time.monotonic() - started) / done * (len(runs) - done)
@@ -94,9 +93,10 @@ def _write(directory: Path, every: Runs, runs: Runs, failed: Mapping[str, str]) 
     Read anew each time: the calls of a job array write here at the same time.
     """
     path = directory / "grid.json"
-    said = read_json(path).get("failed", {}) if path.is_file() else {}
-    others = {name: why for name, why in said.items() if name in every and name not in runs}
-    write_json(path, {"runs": list(every), "failed": others | dict(failed)})
+    with locked(directory):
+        said = read_json(path).get("failed", {}) if path.is_file() else {}
+        others = {name: why for name, why in said.items() if name in every and name not in runs}
+        write_json(path, {"runs": list(every), "failed": others | dict(failed)})
 
 
 def _in_group(config: RunConfig, grid: str) -> RunConfig:
@@ -110,7 +110,7 @@ def _groups(runs: Runs) -> list[Group]:
     """Runs that can be measured together, at most AT_ONCE in a group."""
     alike: dict[str, dict[str, RunConfig]] = {}
     for name, config in runs.items():
-        alike.setdefault(_common(config), {})[name] = config
+        alike.setdefault(common(config), {})[name] = config
     chunks = []
     for group in alike.values():
         names = list(group)
@@ -118,30 +118,17 @@ def _groups(runs: Runs) -> list[Group]:
     return chunks
 
 
-def _common(config: RunConfig) -> str:
-    return config.model_dump_json(include={"model", "calibration", "evaluation", "runtime"})
-
-
-def _shared_inputs(config: RunConfig, loaded: dict[str, Inputs]) -> Inputs:
-    """Inputs of this config that use the model and tokens of an earlier run with the same ones."""
-    key = _common(config)
-    inputs = Inputs(config)
-    if key in loaded:
-        inputs.borrow(loaded[key])
-    loaded.setdefault(key, inputs)
-    return inputs
-
-
 def _results(
-    groups: list[Group], directory: Path, shared: Path, *, workers: int, ray: str | None
+    groups: list[Group], directory: Path, shared: Path, loaded: dict[str, Inputs], *, workers: int, ray: str | None
 ) -> Iterator[tuple[Group, Errors]]:
-    """(group, errors by run) of every group as it ends."""
+    """(group, errors by run) of every group as it ends. loaded: what this process has read of models and data."""
+    if workers > 1 or ray is not None:
+        loaded.clear()  # other processes do the work
     if ray is not None:
         yield from over_ray(groups, _run_alone, directory, shared, address=ray)
     elif workers > 1:
         yield from over_processes(groups, _run_alone, directory, shared, workers=workers)
     else:
-        loaded: dict[str, Inputs] = {}
         for group in groups:
             yield group, _run_group(group, directory, shared, loaded)
 
@@ -155,9 +142,10 @@ def _run_alone(group: Group, directory: Path, shared: Path) -> Errors:
 def _run_group(group: Runs, directory: Path, shared: Path, loaded: dict[str, Inputs]) -> Errors:
     """Run -> error of those that failed. Plans first, then one measurement for all, then each run's own files."""
     errors: Errors = {}
-    ready = {name: _shared_inputs(config, loaded) for name, config in group.items()}
+    ready = {name: shared_inputs(config, loaded) for name, config in group.items()}
 
     def attempt(name: str, **options: Any) -> None:
+        ready[name].borrow(loaded[common(group[name])])  # what an earlier run has read since
         try:
             run_pipeline(group[name], directory / name, shared=shared, inputs=ready[name], **options)
         except KeyboardInterrupt:
@@ -195,16 +183,13 @@ class _Together:
         return measuring
 
     def _pending(self, asking: str) -> dict[str, PrunePlan]:
-        """Every plan of the run that asks, and of the others without metrics.
-
-        A call that was killed may leave metrics.json without the stage's entry: then the run asks all the same.
-        """
+        """Every plan of the run that asks, and of the others that are not evaluated."""
         pending: dict[str, PrunePlan] = {}
-        for name in self._inputs:
+        for name, inputs in self._inputs.items():
             folder = self._directory / name
-            if name != asking and (folder / "metrics.json").is_file():
+            if name != asking and "evaluate" in finished(folder):
                 continue
             pending[f"{name}/{stages.OWN}"] = PrunePlan.load(folder / "plan.json")
-            for path in sorted(folder.glob("baselines/*/plan.json")):
-                pending[f"{name}/{path.parent.name}"] = PrunePlan.load(path)
+            for label in baseline_options(inputs.config):
+                pending[f"{name}/{label}"] = PrunePlan.load(folder / "baselines" / label / "plan.json")
         return pending

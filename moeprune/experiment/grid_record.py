@@ -241,11 +241,13 @@ def _flat(value: Any, prefix: str) -> list[tuple[str, str]]:
     if isinstance(value, Mapping):
         return [leaf for key, child in value.items() for leaf in _flat(child, f"{prefix}.{key}")]
     if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
-        named = [(str(item.get("name", number)), item) for number, item in enumerate(value)]
+        names = [str(item.get("name", number)) for number, item in enumerate(value)]
+        apart = len(set(names)) == len(names)
+        named = [(name if apart else str(number), item) for number, (name, item) in enumerate(zip(names, value))]
         return [
             leaf
             for key, item in named
-            for leaf in _flat({k: v for k, v in item.items() if k != "name"}, f"{prefix}.{key}")
+            for leaf in _flat({k: v for k, v in item.items() if not apart or k != "name"}, f"{prefix}.{key}")
         ]
     if isinstance(value, list):
         return [(prefix, ", ".join(map(str, value)) or "none")]

@@ -32,8 +32,8 @@ from moeprune.models.memory import free_bytes, loading_bytes
 from moeprune.models.streaming import StreamedModel, open_streamed
 from moeprune.recording.distributed import Team, join
 from moeprune.selection.budget import check_budget
-from moeprune.selection.criteria import AnyCriterion
 from moeprune.selection.custom import Custom
+from moeprune.selection.from_file import plan_from_file
 from moeprune.selection.prune_set import PruneSetFile
 
 
@@ -56,7 +56,7 @@ class Inputs:
     _SHARED = frozenset(
         [
             *("directory", "checkpoint", "fingerprint", "loaded", "streamed", "tokenizer", "device_type"),
-            *("calibration", "evaluation", "model_identity", "calibration_identity", "evaluation_identity"),
+            *("calibration", "evaluation", "recorded", "model_identity", "calibration_identity", "evaluation_identity"),
         ]
     )
 
@@ -165,22 +165,6 @@ class Inputs:
         return TokenSet(fresh + again, read.manifest, tuple(warnings))
 
     @property
-    def criteria(self) -> tuple[AnyCriterion, ...]:
-        """Every criterion that makes a plan: the run's own, those that `refine` tries, and the baselines."""
-        config = self.config
-        tried = config.refine.criteria if config.refine else ()
-        return (config.selection.criterion, *tried, *config.evaluation.baselines)
-
-    @cached_property
-    def criterion_files(self) -> list[str | None]:
-        """For each criterion a digest of the file that decides what it does: a prune set, or a class of one's own."""
-        paths = [
-            c.path if isinstance(c, PruneSetFile) else c.source if isinstance(c, Custom) else None
-            for c in self.criteria
-        ]
-        return [None if path is None else hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
-
-    @property
     def evaluation_part(self) -> Part:
         """A path that evaluation names is read whole; of a calibration path the held-out share is taken."""
         return "heldout" if self.config.evaluation.domains is None else "all"
@@ -207,7 +191,7 @@ class Inputs:
         ]
         return TokenSet(sequences, manifest, tuple(warnings))
 
-    @property
+    @cached_property
     def recorded(self) -> dict[str, int]:
         """Evaluated domain -> its trajectories that were recorded too; domains that are held out are not named."""
         return self._recorded(self.evaluation.sequences)
@@ -238,9 +222,9 @@ class Inputs:
     def inspect(self) -> None:
         """Refuse a model, a budget or a ruler that cannot work, before data is read or weights are loaded."""
         check_budget(self.layers, self.config.selection.budget)
-        for criterion in self.criteria:
+        for criterion in self.config.criteria:
             if isinstance(criterion, PruneSetFile):
-                criterion.pruned(self.layers)
+                plan_from_file(criterion, self.layers, self.config.selection)
             elif isinstance(criterion, Custom):
                 criterion.build()
         self._check_mix()
@@ -315,6 +299,18 @@ class Inputs:
 
             identity.append(hashlib.sha256(problems_file(code).read_bytes()).hexdigest())
         return identity
+
+
+def shared_inputs(config: RunConfig, loaded: dict[str, Inputs]) -> Inputs:
+    """Inputs of this config that use what one of an earlier config with the same model and data has read."""
+    inputs = Inputs(config)
+    inputs.borrow(loaded.setdefault(common(config), inputs))
+    return inputs
+
+
+def common(config: RunConfig) -> str:
+    """What two runs share if they read the same model, calibration and evaluation."""
+    return config.model_dump_json(include={"model", "calibration", "evaluation", "runtime"})
 
 
 def _trajectories(sequences: Sequence[TokenSequence], domain: str | None = None) -> set[str]:

@@ -74,9 +74,7 @@ def _directory(path: Path) -> Description:
         run = read_json(path / "run.json")
         lines = [f"run {run['name']}, created {run['created']}, commit {run['commit'] or '-'}"]
         lines += [f"{stage}: done in {e['seconds']} s, key {e['key']}" for stage, e in run["stages"].items()]
-        lines += [
-            f"{stage}: outdated, made from an earlier {list(run['stages'])[-1]}" for stage in run.get("outdated", {})
-        ]
+        lines += [f"{stage}: outdated, made from earlier inputs" for stage in run.get("outdated", {})]
         return [*lines, *(f"warning: {w}" for w in run["warnings"])], {"kind": "run", **run}
     if (path / "grid.json").is_file():
         raise InputError(f"{path}: a grid; `moeprune report {path}` compares its runs, or inspect one of them")

@@ -61,6 +61,16 @@ def leading(inputs: Inputs) -> Iterator[None]:
         team.dismiss()
 
 
+@contextmanager
+def telling(inputs: Inputs) -> Iterator[None]:
+    """Around what the leader does before the recording: torchrun's other processes end with its error."""
+    if inputs.team is None:
+        yield
+        return
+    with inputs.team.telling():
+        yield
+
+
 def assist(inputs: Inputs, partial: Path, key: str) -> None:
     """What torchrun's other processes do: their share of the recording, if the leader records.
 

@@ -1,7 +1,7 @@
 """One run: record, select, prune, dense, evaluate, report. Each stage is done once and found again by its key."""
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,9 +13,10 @@ from moeprune.config.schema import RunConfig
 from moeprune.experiment import compress_run, stages
 from moeprune.experiment.console import logged, say
 from moeprune.experiment.inputs import Inputs
-from moeprune.experiment.passes import assist
-from moeprune.experiment.runs import STAGES, Run, finished, locked, require_place
-from moeprune.experiment.select_run import require_one_count, require_refinable, select_stage
+from moeprune.experiment.passes import assist, telling
+from moeprune.experiment.requirements import require
+from moeprune.experiment.runs import STAGES, Run, locked, require_place
+from moeprune.experiment.select_run import select_stage
 
 Measuring = Callable[[Inputs, Mapping[str, PrunePlan]], stages.Measured] | None
 
@@ -52,17 +53,24 @@ def run_pipeline(
     shared = shared or directory.parent / "shared"
     if inputs.team is not None:
         _join(inputs, shared, grid=grid)
-    require_place(directory, config)
     last = STAGES.index(until)
-    left = set(STAGES[: last + 1]) - finished(directory)
-    _require(inputs, left | set(STAGES[STAGES.index(redo) : last + 1] if redo else ()))
-    run = Run.open(directory, config)
+    asked = {"dense"} if grid else set(STAGES)  # a grid has looked at the rest of all its runs
+    asked &= set(STAGES[: last + 1])
+    with telling(inputs):
+        require_place(directory, config)
+        begun = (directory / "run.json").is_file()
+        if not begun:
+            require(inputs, asked)  # before there is a directory
+        run = Run.open(directory, config)
     with locked(directory), logged(directory / "log.txt"):
         run.reread()
         if redo == "record":
             stages.discard_recording(inputs, shared)
         if redo is not None:
             run.forget(redo)
+        if begun:
+            with telling(inputs):
+                require(inputs, asked - set(run.record["stages"]))
         failed = True
         try:
             outcome = _run(run, inputs, shared, last, measuring)
@@ -70,19 +78,6 @@ def run_pipeline(
         finally:
             run.close(int(failed))
         return outcome
-
-
-def _require(inputs: Inputs, left: Collection[str]) -> None:
-    """Raises InputError for what would stop one of these stages, before the first: no directory is made for it."""
-    config = inputs.config
-    if "select" in left and config.refine:
-        require_refinable(inputs)
-    if "prune" in left:
-        require_one_count(inputs)
-    if "dense" in left and config.dense:
-        compress_run.require_compressible(inputs)
-    if "evaluate" in left:
-        stages.require_ruler(inputs)
 
 
 def _join(inputs: Inputs, shared: Path, *, grid: bool) -> None:

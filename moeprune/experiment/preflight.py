@@ -10,11 +10,14 @@ from moeprune.checkpoint.inventory import Inventory
 from moeprune.config.grid import is_grid, load_grid
 from moeprune.config.load import load_run
 from moeprune.experiment.console import say, warn
-from moeprune.experiment.inputs import Inputs
-from moeprune.experiment.select_run import require_one_count, require_refinable
+from moeprune.experiment.inputs import Inputs, shared_inputs
+from moeprune.experiment.requirements import require
+from moeprune.experiment.runs import STAGES
 from moeprune.models.loading import ModelOptions, number_bytes
 from moeprune.models.shipping import MTP_KEYS, notes
 from moeprune.selection.budget import layer_budgets
+
+NO_WEIGHTS = frozenset(STAGES) - {"dense"}  # stages whose requirements are known without loading any
 
 
 def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = None) -> dict[str, Any]:
@@ -27,7 +30,7 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
         return _check_grid(path, overrides, limit)
     config = load_run(path, overrides)
     inputs = Inputs(config)
-    _require(inputs)
+    require(inputs, NO_WEIGHTS)
     say(f"model: {config.model.path} ({inputs.checkpoint.config['model_type']}), fingerprint {inputs.fingerprint}")
     budgets = layer_budgets(inputs.layers, config.selection.budget)
     spread = config.selection.budget.scope == "global"
@@ -65,14 +68,6 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
     return summary
 
 
-def _require(inputs: Inputs) -> None:
-    """Raises InputError for what would stop the run, except its data."""
-    inputs.inspect()
-    require_one_count(inputs)
-    if inputs.config.refine:
-        require_refinable(inputs)
-
-
 def _shipping(inputs: Inputs, kept: Sequence[int]) -> list[str]:
     """What serving engines would do with these counts; layers of multi-token prediction are the writer's to judge."""
     config = {**inputs.checkpoint.config, **dict.fromkeys(MTP_KEYS, 0)}
@@ -85,16 +80,20 @@ def _shipping(inputs: Inputs, kept: Sequence[int]) -> list[str]:
 def _check_grid(path: Path, overrides: Sequence[str], memory: int | None) -> dict[str, Any]:
     """The names of a grid's runs, each with a model and a budget that work; what of each model fits."""
     runs = load_grid(path, overrides)
+    loaded: dict[str, Inputs] = {}
     models: dict[ModelOptions, Inputs] = {}
     for config in runs.values():
-        inputs = Inputs(config)
-        inputs.borrow(models.setdefault(config.model, inputs))
-        _require(inputs)
+        inputs = shared_inputs(config, loaded)
+        models.setdefault(config.model, inputs)
+        require(inputs, NO_WEIGHTS)
     for name in runs:
         say(f"run: {name}")
     summary: dict[str, Any] = {"runs": list(runs)}
     if memory is not None:
-        summary["fits"] = {options.path: fitting(inputs, memory) for options, inputs in models.items()}
+        summary["fits"] = {
+            "@".join(filter(None, (options.path, options.revision))): fitting(inputs, memory)
+            for options, inputs in models.items()
+        }
     return summary
 
 

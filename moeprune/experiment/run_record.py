@@ -209,18 +209,18 @@ def read_run(
     text = reader.take("config.yaml", lambda path: path.read_text(encoding="utf-8")) or ""
     run = reader.take("run.json", read_json) or {}
     statistics_path = run.get("stages", {}).get("record", {}).get("statistics")
-    folders = sorted(path.parent.name for path in directory.glob("baselines/*/plan.json"))
-    order = [str(label) for label in run.get("stages", {}).get("select", {}).get("baselines", [])]
-    folders.sort(key=lambda label: (order.index(label) if label in order else len(order), label))
-    baselines = {label: reader.take(f"baselines/{label}/plan.json", PrunePlan.load) for label in folders}
+    selected = run.get("stages", {}).get("select", {})
+    there = sorted(path.parent.name for path in directory.glob("baselines/*/plan.json"))
+    paths = {label: f"baselines/{label}/plan.json" for label in selected.get("baselines", there)}
+    baselines = {label: reader.left_by(run, "select", path, PrunePlan.load) for label, path in paths.items()}
     return RunRecord(
         directory=directory,
         config=_yaml(text),
         config_text=text,
         run=run,
-        plan=reader.take("plan.json", PrunePlan.load),
+        plan=reader.left_by(run, "select", "plan.json", PrunePlan.load),
         baselines={label: plan for label, plan in baselines.items() if plan is not None},
-        metrics=reader.metrics(run),
+        metrics=reader.left_by(run, "evaluate", "metrics.json", load_metrics) or {},
         statistics=reader.take(statistics_path, load_statistics) if statistics_path else None,
         missing=tuple(reader.missing),
     )
@@ -245,12 +245,12 @@ class _Reader:
             self.missing.append(f"{name} cannot be read: {error}")
             return None
 
-    def metrics(self, run: Mapping[str, Any]) -> dict[str, float]:
-        """The metrics of the run's present plan; what an earlier one left behind is not read."""
-        if "evaluate" in run.get("outdated", {}):
-            self.missing.append("metrics.json is of an earlier plan, and the present one is not evaluated")
-            return {}
-        return self.take("metrics.json", load_metrics) or {}
+    def left_by(self, run: Mapping[str, Any], stage: str, name: str, load: Any) -> Any:
+        """The loaded file of a stage that is done, or None: what an earlier plan or data left behind is not read."""
+        if run and stage not in run.get("stages", {}) and (self.directory / name).is_file():
+            self.missing.append(f"{name} is of an earlier call, and `{stage}` is not done since")
+            return None
+        return self.take(name, load)
 
 
 def _yaml(text: str) -> Mapping[str, Any]:

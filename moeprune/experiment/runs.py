@@ -2,8 +2,8 @@
 
 A stage is done if and only if its entry stands in run.json; the entry is written last, after the stage's files were
 written beside and renamed. A key is a digest of everything that affects the stage's result and of nothing else. When a
-stage comes out under another key, the entries after it are outdated: their files describe something that is gone, and
-nobody reads them, until the stage runs again or turns out to have the same key after all.
+stage begins, its entry goes and those after it are outdated: nobody reads what they left, until they run again or turn
+out to have the same key after all.
 """
 
 import fcntl
@@ -74,7 +74,7 @@ class Run:
     def reread(self) -> None:
         """Take run.json as it is now: another process may have finished stages since."""
         if self.path.is_file():
-            self.record = read_json(self.path)
+            self.record = {"outdated": {}, **read_json(self.path)}
 
     @cached_property
     def tracker(self) -> Tracker:
@@ -88,37 +88,46 @@ class Run:
         if "tracker" in self.__dict__:
             self.tracker.finish(exit_code)
 
-    def entry(self, stage: str, key: str) -> dict[str, Any] | None:
-        """What the finished stage left, or None when it has not finished under this key."""
-        done, outdated = self.record["stages"], self.record.setdefault("outdated", {})
-        if stage in outdated and outdated[stage]["key"] == key:
+    def recall(self, stage: str, key: str) -> dict[str, Any] | None:
+        """What the finished stage left, or None when it has not finished under this key.
+
+        An outdated entry under this key holds again: its inputs turned out to be the same.
+        """
+        done, outdated = self.record["stages"], self.record["outdated"]
+        if outdated.get(stage, {}).get("key") == key:
             done[stage] = outdated.pop(stage)
             self._write()
         entry = done.get(stage)
         return entry if entry and entry["key"] == key else None
 
+    def begin(self, stage: str) -> None:
+        """From here on the stage's files may change: it is not done, and what was made of them is outdated."""
+        done, outdated = self.record["stages"], self.record["outdated"]
+        later = [name for name in STAGES[STAGES.index(stage) + 1 :] if name in done]
+        known = stage in done or stage in outdated or later
+        outdated |= {name: done.pop(name) for name in later}
+        for entries in (done, outdated):
+            entries.pop(stage, None)
+        if known:
+            self._write()
+
     def finish(self, stage: str, entry: Mapping[str, Any], warnings: list[str]) -> None:
-        """Mark the stage done. Later stages that were made of what it left under another key are outdated."""
-        done, outdated = self.record["stages"], self.record.setdefault("outdated", {})
-        if stage in done and done[stage]["key"] != entry["key"]:
-            later = STAGES[STAGES.index(stage) + 1 :]
-            outdated |= {name: done.pop(name) for name in later if name in done}
-        outdated.pop(stage, None)
-        done[stage] = dict(entry) | {"warnings": warnings}
+        """Mark the stage done."""
+        self.record["stages"][stage] = dict(entry) | {"warnings": warnings}
+        self.record["versions"], self.record["commit"] = versions(), commit()
         self._write()
 
     def _write(self) -> None:
         collected = [w for name in STAGES for w in self.record["stages"].get(name, {}).get("warnings", [])]
         self.record["warnings"] = list(dict.fromkeys(collected))
-        self.record["versions"], self.record["commit"] = versions(), commit()
         write_json(self.path, self.record)
 
     def forget(self, stage: str) -> None:
         """Forget the stage and all after it, so that they run again."""
         for name in STAGES[STAGES.index(stage) :]:
-            for entries in (self.record["stages"], self.record.setdefault("outdated", {})):
+            for entries in (self.record["stages"], self.record["outdated"]):
                 entries.pop(name, None)
-        write_json(self.path, self.record)
+        self._write()
 
 
 def require_place(directory: Path, config: RunConfig) -> None:
@@ -140,7 +149,9 @@ def differences(old: RunConfig, new: RunConfig) -> list[str]:
 
     def flat(value: Any, prefix: str) -> dict[str, Any]:
         if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-            value = {str(item.get("name", number)): item for number, item in enumerate(value)}
+            names = [str(item.get("name")) for item in value]
+            apart = len(set(names)) == len(names)
+            value = dict(zip(names, value)) | {"order": names} if apart else dict(enumerate(value))
         if isinstance(value, dict) and value:
             return {
                 k: v

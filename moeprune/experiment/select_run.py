@@ -1,19 +1,23 @@
 """The select stage of a run: its own plan, those of the baselines and, with `refine:`, the portfolio of several."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.artifacts.statistics import RoutingStatistics
-from moeprune.experiment.console import progress, say
+from moeprune.config.schema import RunConfig
+from moeprune.experiment.console import progress, say, warn
 from moeprune.experiment.inputs import Inputs
 from moeprune.experiment.refine import RefineOptions, refine
+from moeprune.experiment.requirements import require_refinable
 from moeprune.experiment.runs import Run, stage_key
 from moeprune.experiment.stages import OWN, Entry, stage
 from moeprune.selection.criteria import AnyCriterion
+from moeprune.selection.custom import Custom
 from moeprune.selection.evidence import mix_shares
 from moeprune.selection.options import SelectionOptions
+from moeprune.selection.prune_set import PruneSetFile
 from moeprune.selection.select import select
 
 REFINING = 2  # the version of what `refine:` does to the select stage
@@ -22,9 +26,10 @@ REFINING = 2  # the version of what `refine:` does to the select stage
 def select_stage(run: Run, inputs: Inputs, statistics: RoutingStatistics) -> dict[str, PrunePlan]:
     """The run's plan under OWN, and one plan for each baseline criterion, from the same statistics."""
     options, refining = run.config.selection, run.config.refine
-    baselines = baseline_options(run)
+    baselines = baseline_options(run.config)
     read = [refining, REFINING, inputs.model_identity, inputs.calibration_identity] if refining else []
-    read += [inputs.criterion_files] if any(inputs.criterion_files) else []
+    digests = criterion_digests(run.config.criteria)
+    read += [digests] if any(digests) else []
     key = stage_key("select", options, list(baselines.items()), statistics.key, *read)
 
     def work() -> tuple[Entry, list[str]]:
@@ -53,6 +58,8 @@ def refined(
     require_refinable(inputs)
     selection = inputs.config.selection
     tried = labelled((selection.criterion, *options.criteria))
+    if len(tried) == 1:
+        warn("refine: criteria names only the run's own criterion, so there is nothing to choose; add another")
     plans = {
         label: plan if number == 0 else select(statistics, selection.model_copy(update={"criterion": criterion}))
         for number, (label, criterion) in enumerate(tried.items())
@@ -83,34 +90,16 @@ def refined(
     )
 
 
-def require_refinable(inputs: Inputs) -> None:
-    """Raises InputError where plans could not be measured, or could not lend one another their sets."""
-    if inputs.config.selection.budget.scope == "global":
-        raise InputError(
-            "refine: plans of selection.budget.scope: global keep different numbers of experts in a layer, so one set "
-            "cannot stand for the other; set scope: layer"
-        )
-    if not inputs.fits:
-        raise InputError(
-            "refine: plans are measured on the model in memory, and its weights do not fit; leave `refine` out, or run "
-            "on a machine with more memory"
-        )
+def criterion_digests(criteria: Sequence[AnyCriterion]) -> list[str | None]:
+    """For each criterion a digest of the file that decides what it does: a prune set, or a class of one's own."""
+    paths = [c.path if isinstance(c, PruneSetFile) else c.source if isinstance(c, Custom) else None for c in criteria]
+    return [None if path is None else hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
 
 
-def require_one_count(inputs: Inputs) -> None:
-    """Raises InputError where a checkpoint is wanted of a plan that will keep other counts in other layers."""
-    if inputs.config.selection.budget.scope == "global" and inputs.config.checkpoint.save:
-        raise InputError(
-            f"selection.budget.scope: global keeps different numbers of experts in {inputs.layers[0].name} .. "
-            f"{inputs.layers[-1].name}, and a checkpoint's config holds one count for all; set checkpoint.save=false "
-            "to measure the plan in memory, or scope=layer"
-        )
-
-
-def baseline_options(run: Run) -> dict[str, SelectionOptions]:
+def baseline_options(config: RunConfig) -> dict[str, SelectionOptions]:
     """Label -> the run's selection with a baseline's criterion; the run's own criterion is no baseline of itself."""
-    baselines = labelled([c for c in run.config.evaluation.baselines if c != run.config.selection.criterion])
-    return {label: run.config.selection.model_copy(update={"criterion": c}) for label, c in baselines.items()}
+    baselines = labelled([c for c in config.evaluation.baselines if c != config.selection.criterion])
+    return {label: config.selection.model_copy(update={"criterion": c}) for label, c in baselines.items()}
 
 
 def labelled(criteria: Sequence[AnyCriterion]) -> dict[str, AnyCriterion]:

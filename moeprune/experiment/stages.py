@@ -30,7 +30,7 @@ Measured = tuple[dict[str, dict[str, float]], list[str]]  # label -> metrics; wh
 
 def stage(run: Run, name: str, key: str, work: Callable[[], tuple[Entry, list[str]]]) -> Entry:
     """The stage's entry: the one in run.json when it was made from the same inputs, otherwise what `work` leaves."""
-    done = run.entry(name, key)
+    done = run.recall(name, key)
     lost = [] if done is None else _lost(run, done)
     if done is not None and not lost:
         say(f"{name}: already done ({key}), reused")
@@ -38,6 +38,7 @@ def stage(run: Run, name: str, key: str, work: Callable[[], tuple[Entry, list[st
     if lost:
         say(f"{name}: done ({key}), but {', '.join(lost)} is gone; running again")
     started = time.monotonic()
+    run.begin(name)
     entry, warnings = work()
     for warning in warnings:
         if warning not in run.tracker.warnings:  # it has said those itself
@@ -220,13 +221,6 @@ def size_metrics(sizes: Entry) -> dict[str, float]:
         "size/bytes": sizes["bytes"],
         "size/bytes/base": sizes["bytes_base"],
     }
-
-
-def require_ruler(inputs: Inputs) -> None:
-    """Raises InputError where the evaluation's data or questions cannot be read, before the expensive stages."""
-    assert inputs.evaluation
-    for task in inputs.config.evaluation.tasks:
-        task_questions(inputs, task)
 
 
 def measure(inputs: Inputs, plans: Mapping[str, PrunePlan]) -> Measured:

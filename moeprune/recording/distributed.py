@@ -193,14 +193,21 @@ class Team:
 
     @contextmanager
     def together(self) -> Iterator[None]:
+        """Inside, an error of this process ends the others too, with the reason; afterwards it is gone."""
+        try:
+            with self.telling():
+                yield
+        finally:
+            self._gone.set()
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
         """Inside, an error of this process ends the others too, with the reason."""
         try:
             yield
         except BaseException as error:
             self.tell(f"failed/{self.rank}", f"{type(error).__name__}: {error}")
             raise
-        finally:
-            self._gone.set()
 
 
 def _packed(state: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -1,8 +1,6 @@
 """A criterion from outside: `package.module:Class`."""
 
 import importlib
-import inspect
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +37,8 @@ class Custom(BaseModel):
 
     @property
     def source(self) -> Path | None:
-        """The file that the class is written in, None for one that has none."""
-        path = inspect.getsourcefile(sys.modules[type(self.build()).__module__])
+        """The file of the module, None for one that has none (a notebook's)."""
+        path = getattr(importlib.import_module(self.name.partition(":")[0]), "__file__", None)
         return None if path is None else Path(path)
 
     def build(self) -> Any:

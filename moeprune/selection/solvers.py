@@ -19,7 +19,7 @@ def _named(value: Any) -> Any:
     """A bare name stands for the solver with default options, options without a name for the default solver's."""
     if isinstance(value, str):
         return {"name": value}
-    return {"name": "swap", **value} if isinstance(value, dict) else value
+    return {"name": Swap.model_fields["name"].default, **value} if isinstance(value, dict) else value
 
 
 AnySolver = Annotated[Annotated[_Row, Field(discriminator="name")], BeforeValidator(_named)]

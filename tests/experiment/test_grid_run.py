@@ -11,6 +11,7 @@ import pytest
 
 from moeprune.artifacts.errors import InputError
 from moeprune.config.grid import is_grid, load_grid, merged, only
+from moeprune.experiment import inputs
 from moeprune.experiment.grid import run_grid
 from moeprune.experiment.grid_record import read_grid
 from moeprune.experiment.preflight import check_file, parse_bytes
@@ -58,8 +59,14 @@ def results(directory):
     }
 
 
-def test_every_run_is_made_once_from_one_recording(grid, tmp_path):
+def test_every_run_is_made_once_from_one_recording(grid, tmp_path, monkeypatch):
+    read = []
+    load = inputs.load_tokens
+    monkeypatch.setattr(
+        inputs, "load_tokens", lambda *words, part, **more: read.append(part) or load(*words, part=part, **more)
+    )
     outcome = run_grid(grid, [], output=tmp_path / "out")
+    assert sorted(read) == ["all", "heldout"]  # once for all runs
     assert outcome.done == ["hope-p25", "hope-p50", "reap-p25", "reap-p50"]
     assert not outcome.failed
     assert outcome.report.is_file()

@@ -5,16 +5,14 @@ import json
 import sys
 
 import pytest
-from pydantic import ValidationError
 
 from moeprune.artifacts.errors import InputError
-from moeprune.artifacts.metrics import save_metrics
 from moeprune.config.schema import RunConfig
 from moeprune.experiment import stages
 from moeprune.experiment.inputs import Inputs
 from moeprune.experiment.pipeline import run_pipeline
 from moeprune.experiment.run_record import read_run
-from moeprune.experiment.runs import Run
+from moeprune.experiment.runs import Run, differences
 from moeprune.experiment.select_run import baseline_options
 
 CONFIG = {
@@ -60,9 +58,9 @@ def test_what_a_kill_leaves_before_the_config_is_no_foreign_directory(tmp_path):
 def test_a_second_process_sees_what_the_first_finished_meanwhile(tmp_path):
     first, second = (Run.open(tmp_path, config()) for _ in range(2))
     first.finish("record", {"key": "k", "seconds": 1.0}, [])
-    assert second.entry("record", "k") is None
+    assert second.recall("record", "k") is None
     second.reread()
-    assert second.entry("record", "k") is not None
+    assert second.recall("record", "k") is not None
 
 
 def test_redo_record_records_again_and_lost_files_are_made_again(tmp_path):
@@ -93,23 +91,55 @@ def test_redo_record_records_again_and_lost_files_are_made_again(tmp_path):
     }
 
 
-def test_what_an_earlier_plan_left_is_outdated_until_it_is_the_plan_again(tmp_path):
+def test_what_an_earlier_plan_left_is_not_read_until_it_is_the_plan_again(tmp_path):
+    sets, base, directory = tmp_path / "sets.json", tmp_path / "base.json", tmp_path / "run"
+    chosen = {"criterion": {"name": "file", "path": str(sets)}, "budget": {"prune": 4}}
+    baselines = [{"name": "file", "path": str(base)}]
+    options = config(selection=chosen, evaluation={"baselines": baselines}, checkpoint={"save": False})
+
+    def run(first, **words):
+        sets.write_text(json.dumps({str(layer): list(range(first, first + 4)) for layer in range(4)}))
+        return run_pipeline(options, directory, **words)
+
+    base.write_text(json.dumps({str(layer): [0] for layer in range(4)}))
+    metrics = run(0).metrics
+    before = read_run(directory)
+    run(8, until="select")
+    assert list(stages_of(directory)) == ["record", "select"]
+    assert read_run(directory).plan != before.plan
+    assert not read_run(directory).metrics
+    assert "metrics.json is of an earlier call" in " ".join(read_run(directory).missing)
+    assert run(0).metrics == metrics
+    assert read_run(directory).plan == before.plan
+    assert read_run(directory).stages["evaluate"] == before.stages["evaluate"]  # and nothing is measured again
+
+
+def test_a_stage_that_began_is_not_done_and_what_follows_is_outdated(tmp_path):
     run = Run.open(tmp_path, config())
-    for name in ("record", "select", "prune", "evaluate", "report"):
-        run.finish(name, {"key": f"{name}-1", "seconds": 1.0, "metrics": None}, [f"said by {name}"])
-    save_metrics(tmp_path / "metrics.json", {"fidelity/kl/agent": 0.5})
-    assert read_run(tmp_path).metrics
-    run.finish("select", {"key": "select-2", "seconds": 1.0}, [])
-    assert list(stages_of(tmp_path)) == ["record", "select"]
+    for name in ("record", "select", "evaluate"):
+        run.finish(name, {"key": f"{name}-1", "seconds": 1.0}, [f"said by {name}"])
+    run.begin("select")
+    assert list(stages_of(tmp_path)) == ["record"]
     assert run.record["warnings"] == ["said by record"]
-    read = read_run(tmp_path)
-    assert not read.metrics
-    assert any("of an earlier plan" in sentence for sentence in read.missing)
-    assert run.entry("evaluate", "evaluate-2") is None
-    assert run.entry("evaluate", "evaluate-1") is not None  # its inputs are the same after all
-    assert read_run(tmp_path).metrics
+    assert run.recall("select", "select-1") is None  # its files may be half of another plan
+    assert run.recall("evaluate", "evaluate-2") is None
+    assert run.recall("evaluate", "evaluate-1") is not None  # its inputs are the same after all
     run.forget("select")
-    assert run.entry("prune", "prune-1") is None
+    assert run.recall("evaluate", "evaluate-1") is None
+
+
+@pytest.mark.parametrize("section", ["baselines", "dense"])
+def test_lists_of_one_name_or_in_another_order_are_another_config(section):
+    items = {
+        "baselines": [{"name": "hope", "product": "outputs"}, {"name": "hope", "product": "norms"}, {"name": "reap"}],
+        "dense": [{"name": "magnitude", "sparsity": 0.5}, {"name": "rtn"}, {"name": "magnitude", "sparsity": 0.25}],
+    }[section]
+    one, *others = (
+        config(**({"evaluation": {"baselines": found}} if section == "baselines" else {"dense": found}))
+        for found in (items, items[::-1], [items[1], items[0], items[2]], items[:2])
+    )
+    assert not differences(one, one)
+    assert all(differences(one, other) for other in others)
 
 
 def test_another_content_of_a_prune_set_or_a_class_is_another_plan(tmp_path, monkeypatch):
@@ -151,12 +181,10 @@ def test_data_that_evaluation_lacks_is_missed_before_recording(tmp_path):
     assert not list(tmp_path.iterdir())  # so that the same command works once the config is mended
 
 
-def test_a_criterion_is_measured_once(tmp_path):
+def test_a_criterion_is_no_baseline_of_itself():
     twice = [{"name": "reap"}, {"name": "hope"}, {"name": "reap"}]
     options = config(evaluation={"baselines": twice}, selection={"criterion": {"name": "hope"}})
-    assert list(baseline_options(Run.open(tmp_path, options))) == ["reap"]
-    with pytest.raises(ValidationError, match="only the run's own criterion"):
-        config(refine={"criteria": [{"name": "hope"}]})
+    assert list(baseline_options(options)) == ["reap"]
 
 
 def test_the_pruned_directory_that_dense_consumed_is_not_missed(tmp_path):
