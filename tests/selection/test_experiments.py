@@ -1,9 +1,12 @@
-"""The solver benchmark and the shrinkage experiment run, and the committed results say what their pages say."""
+"""The experiments on selection run, and the committed results say what their pages say."""
 
 import csv
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import moeprune
 
@@ -51,3 +54,19 @@ def test_the_shrinkage_experiment_runs(tmp_path: Path) -> None:
     for tokens, fraction, strength in regret:
         if strength == "3.0":
             assert regret[(tokens, fraction, "3.0")] <= regret[(tokens, fraction, "0.0")]
+
+
+@pytest.mark.parametrize("name", ["ranking", "fine-grained"])
+def test_the_rankings_say_what_their_pages_say(name: str, tmp_path: Path) -> None:
+    for path in (EXPERIMENTS / name).glob("*.csv"):
+        shutil.copy(path, tmp_path)
+    commands = [["ranking/conclude.py", "--data", str(tmp_path)]]
+    commands += [["fine-grained/beside.py"]] if name == "fine-grained" else []
+    page = (EXPERIMENTS / name / "README.md").read_text()
+    for script, *words in commands:
+        command = [sys.executable, str(EXPERIMENTS / script), *words]
+        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        rows = [line for line in told.splitlines() if line.startswith("|")]
+        assert len(rows) > 10
+        assert [row for row in rows if row not in page] == []
+    assert (tmp_path / "ranking.png").stat().st_size > 10_000
