@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.errors import InputError, OutsideError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,6 +30,9 @@ def main() -> None:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except OutsideError as error:
+        print(f"failed: {error}", file=sys.stderr)
+        sys.exit(1)
     except SystemExit as ended:
         if ended.code == 130:  # what typer makes of Ctrl-C
             print("stopped; the same command goes on where this one was", file=sys.stderr)

@@ -146,6 +146,7 @@ def test_everything_can_be_inspected(steps, path):
         (("evaluate", "reference"), "--plan PLAN"),
         (("evaluate", "other", "--plan", "plan.json", "--data", "a=reference:agent"), "another model"),
         (("evaluate", "reference", "--plan", "plan.json", "-o", "plan.json"), "holds no metrics"),
+        (("evaluate", "other", "--against", "reference", "--data", "a=reference:agent"), "a vocabulary of 128 tokens"),
         (("inspect", "nothing"), "no such file"),
         (("inspect", "smaller/model.safetensors"), "expected 'moeprune.statistics/"),
         (("inspect", "smaller/config.json"), "not a metrics file"),

@@ -30,6 +30,7 @@ from moeprune.checkpoint.rewrite import Progress, Work, plan_work, write_work
 from moeprune.checkpoint.rules import require_plan_fits
 from moeprune.checkpoint.tables import replaced_share
 from moeprune.models.shipping import notes
+from moeprune.reference import MODEL_DIR
 
 MTP_WARNING = (
     "multi-token-prediction layers were left out and their count set to 0; speculative decoding with them is gone"
@@ -81,8 +82,9 @@ def prune_checkpoint(
     in place, when the result is not what it should be.
     """
     started = time.monotonic()
-    place = Placement(Path(target), source=Path(source), overwrite=overwrite)
-    checkpoint = inventory(Path(source))
+    source = MODEL_DIR if str(source) == "reference" and not Path(source).exists() else Path(source)
+    place = Placement(Path(target), source=source, overwrite=overwrite)
+    checkpoint = inventory(source)
     kept = require_plan_fits(checkpoint, plan, mtp)
     work, warnings = plan_pruning(checkpoint, plan.kept, kept)
     fingerprint, audit, reused = None, None, 0
@@ -95,7 +97,7 @@ def prune_checkpoint(
         fingerprint, audit = checks.fingerprint, checks.audit
     sizes = _sizes(checkpoint, work, kept)
     return PruneReport(
-        source=Path(source),
+        source=source,
         target=Path(target),
         layers=tuple((layer.name, layer.num_experts, kept) for layer in checkpoint.layers),
         **sizes,

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -66,7 +66,11 @@ def load_tokens(
     record and for one with fewer counted tokens than intake.minimum_tokens.
     """
     intake = intake or Intake()
+    if part not in get_args(Part):
+        raise InputError(f"part: {part!r} is none of {', '.join(get_args(Part))}")
     names = [domain.name for domain in domains]
+    if not names:
+        raise InputError("domains: none was given, so there is nothing to read; give at least one")
     if twice := {name for name in names if names.count(name) > 1}:
         raise InputError(f"domains: the name {min(twice)} stands twice; give every domain a name of its own")
     sequences: list[Sequence] = []

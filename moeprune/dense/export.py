@@ -229,7 +229,8 @@ def _new(name: str, dtype: torch.dtype, shape: tuple[int, ...], make: Callable[[
         tensor = make().contiguous().cpu()
         assert tuple(tensor.shape) == shape, f"{name}: {tuple(tensor.shape)}, announced {shape}"
         assert tensor.dtype == dtype, f"{name}: {tensor.dtype}, announced {dtype}"
-        return tensor.view(torch.uint8).numpy().data  # the tensor's own memory
+        # Flat first: an axis of length 1 keeps any stride, and `view` looks at it. The tensor's own memory.
+        return tensor.reshape(-1).view(torch.uint8).numpy().data
 
     size = dtype.itemsize
     for length in shape:

@@ -144,8 +144,13 @@ class Pruning(DenseMethod):
 
     def check_shape(self, layer: str, in_features: int) -> None:
         from moeprune.artifacts.errors import InputError
-        from moeprune.dense.patterns import Pattern
+        from moeprune.dense.patterns import Pattern, pruned_count
 
+        if self.pattern is None and not pruned_count(self.sparsity or 0.0, in_features):
+            raise InputError(
+                f"{layer}: sparsity {self.sparsity:g} of its {in_features} inputs is less than one, so nothing "
+                f"would go; give at least {1 / in_features:.4f}, or leave the layer out of targets"
+            )
         if self.pattern is not None and in_features % Pattern.parse(self.pattern).group:
             raise InputError(
                 f"{layer}: pattern {self.pattern} does not divide its {in_features} inputs; "

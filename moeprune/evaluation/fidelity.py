@@ -38,6 +38,8 @@ def fidelity(
     on_progress: Progress | None = None,
 ) -> dict[str, dict[str, float]]:
     """Label -> fidelity metrics of `model` pruned by each plan, against `model` as it is. See `compare_plans`."""
+    if not plans:
+        raise InputError("evaluate: no plan was given, so there is nothing to measure; give {name: plan}")
     comparisons = compare_plans(model, plans, token_set, batch_tokens=batch_tokens, on_progress=on_progress)
     return {label: comparison.metrics(seed=seed) for label, comparison in comparisons.items()}
 
@@ -173,8 +175,8 @@ def _scores(reference: _Reference, logits: torch.Tensor, targets: torch.Tensor, 
     rows, columns, vocabulary = reference.rows, reference.columns, reference.log_probabilities.shape[-1]
     if logits.shape[-1] != vocabulary:
         raise InputError(
-            f"evaluation: {label} has {logits.shape[-1]} logits a token and its teacher {vocabulary}; they can only be "
-            "compared when they share one vocabulary"
+            f"evaluation: {label or 'the model'} has {logits.shape[-1]} logits a token and its teacher {vocabulary}; "
+            "they can only be compared when they share one vocabulary"
         )
     out = torch.empty(_MEASURES, len(rows), dtype=torch.float64)
     for chunk in reference.chunks():

@@ -44,6 +44,8 @@ def agent_task(
 
     `base` spares the unpruned model a second run on the same questions (`agent_questions` makes them).
     """
+    if not questions or not plans:
+        raise InputError("agent_task: give at least one question and one plan; there is nothing to measure")
     base = base or agent_answers(model, tokenizer, questions, batch_size=batch_size)
     metrics = {}
     for label in _each_pruned(model, plans, on_progress):

@@ -32,7 +32,7 @@ from moeprune.evaluation.generation import (
 from moeprune.evaluation.intervals import base_metrics
 from moeprune.evaluation.loops import open_prompts
 from moeprune.evaluation.options import CodeOptions
-from moeprune.experiment.compress_write import compress_checkpoint, need_data
+from moeprune.experiment.compress_write import compress_checkpoint, need_data, require_plain
 from moeprune.experiment.console import progress, say
 from moeprune.experiment.evaluate import streamed_comparison
 from moeprune.experiment.inputs import Inputs
@@ -53,15 +53,14 @@ def dense_key(inputs: Inputs, plan: PrunePlan) -> str:
 
 
 def require_compressible(inputs: Inputs) -> None:
-    """Raises InputError for targets, orders and formats that would be refused when the experts are gone."""
-    from moeprune.dense.export import Export
+    """Raises InputError for targets, orders and formats that would be refused when the experts are gone.
+
+    One block of each kind is read for it, no more.
+    """
     from moeprune.dense.streamed import foreseen_export
 
-    config, layout = inputs.config, inputs.config.checkpoint.layout
-    if inputs.streaming:
-        foreseen_export(inputs.streamed, inputs.checkpoint, config.dense, layout=layout)
-    else:
-        Export(inputs.checkpoint, inputs.loaded.model, config.dense, layout=layout)
+    require_plain(inputs.checkpoint)
+    foreseen_export(inputs.streamed, inputs.checkpoint, inputs.config.dense, layout=inputs.config.checkpoint.layout)
 
 
 def dense_stage(run: Run, inputs: Inputs, plan: PrunePlan, sizes: Entry) -> Entry:

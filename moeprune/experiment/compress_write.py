@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from moeprune.artifacts.errors import InputError
 from moeprune.checkpoint.audit import AuditError
 from moeprune.checkpoint.headers import Entry
 from moeprune.checkpoint.inventory import Inventory, inventory
@@ -48,6 +49,16 @@ def need_data(methods: Sequence[DenseMethod]) -> list[str]:
     return [str(method.name) for method in methods if method.needs != "nothing"]  # type: ignore[attr-defined]
 
 
+def require_plain(checkpoint: Inventory) -> None:
+    """Raises InputError for weights that are packed already. MXFP4 holds experts alone: the rest is plain."""
+    method = checkpoint.quantization
+    if method is not None and method.lower() != "mxfp4":
+        raise InputError(
+            f"{checkpoint.directory}: its weights are packed already ({method}); compress the unquantised checkpoint, "
+            "with all methods in one `dense:`"
+        )
+
+
 def compress_checkpoint(
     source: Path,
     target: Path,
@@ -73,6 +84,7 @@ def compress_checkpoint(
     started = time.monotonic()
     place = Placement(target, source=source, overwrite=overwrite)
     checkpoint = inventory(source)
+    require_plain(checkpoint)
     state = place.target.with_name(f".{place.target.name}.moeprune-dense")
     say(f"dense: {'; '.join(map(named, methods))}")
     walk = Walk(checkpoint, methods, tokens, state, dtype, device, batch_tokens, layout)

@@ -63,6 +63,7 @@ def evaluate_model(
     else:
         inputs = Evaluated(validate(RunConfig, value, place="evaluate"))
         other = Evaluated(validate(RunConfig, {"model": {"path": model}}, place="evaluate"))
+        said += _one_vocabulary(inputs, other)
         if serving is not None:  # before this process holds both models beside the engines
             engine_speed = _speed_in_vllm(inputs, other, serving)
         if inputs.model_identity[1:] == other.model_identity[1:]:
@@ -91,6 +92,26 @@ def _require_metrics(output: Path) -> None:
             load_metrics(output)
         except InputError as error:
             raise InputError(f"-o {output}: is there and holds no metrics; give another name") from error
+
+
+def _one_vocabulary(teacher: Inputs, student: Inputs) -> list[str]:
+    """A warning where the tokenizers differ. Raises InputError where the vocabularies have different sizes."""
+    sizes = [load_config(one.directory).get_text_config().vocab_size for one in (teacher, student)]
+    if sizes[0] != sizes[1]:
+        raise InputError(
+            f"evaluate: {student.directory} has a vocabulary of {sizes[1]:,} tokens and {teacher.directory} one of "
+            f"{sizes[0]:,}; give --against the model that it was made from"
+        )
+    try:
+        own = student.tokenizer.get_vocab()
+    except InputError:  # it has none, and needs none here
+        return []
+    if teacher.tokenizer.get_vocab() == own:
+        return []
+    return [
+        f"evaluate: the tokenizers of {student.directory} and {teacher.directory} differ, so one token means "
+        "two things; both read the teacher's"
+    ]
 
 
 def _serving_python(engine: str, python: Path | None, *, speed: bool, plan: Path | None) -> Path | None:

@@ -66,7 +66,7 @@ def run_grid(
     loaded: dict[str, Inputs] = {}
     for name, config in runs.items():
         require_place(directory / name, config)
-        require(shared_inputs(config, loaded), set(STAGES) - {"dense"} - finished(directory / name))
+        require(shared_inputs(config, loaded), set(STAGES) - finished(directory / name))
     failed: dict[str, str] = {}
     _write(directory, every, runs, failed)
     groups = _groups(runs)

@@ -93,7 +93,7 @@ class Inputs:
     @cached_property
     def streamed(self) -> StreamedModel:
         """The model with its weights on disk, for a pass that reads them layer by layer."""
-        return open_streamed(self.config.model, device=self.config.runtime.device)
+        return open_streamed(self.config.model, device=self.config.runtime.device, rounded=True)
 
     @cached_property
     def team(self) -> Team | None:

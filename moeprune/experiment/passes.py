@@ -110,6 +110,11 @@ def compared(inputs: Inputs, plans: Mapping[str, PrunePlan]) -> dict[str, Compar
 
 def unmeasured(inputs: Inputs) -> str:
     """Why a model that does not fit into memory was measured for fidelity alone."""
+    if inputs.fits:
+        return (
+            "evaluation: with runtime.streaming: on and dense, fidelity alone is measured, layer by layer; tasks, "
+            "code, loops, harness and speed need the model in memory, where it would fit: set streaming to auto"
+        )
     return (
         "evaluation: tasks, code, loops, harness and speed generate token by token and need the model in memory, "
         f"which takes {inputs.weight_bytes / 1e9:,.1f} GB; they were not measured. Measure the checkpoint where it fits"

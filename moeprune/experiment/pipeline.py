@@ -54,8 +54,7 @@ def run_pipeline(
     if inputs.team is not None:
         _join(inputs, shared, grid=grid)
     last = STAGES.index(until)
-    asked = {"dense"} if grid else set(STAGES)  # a grid has looked at the rest of all its runs
-    asked &= set(STAGES[: last + 1])
+    asked = set() if grid else set(STAGES[: last + 1])  # a grid has looked at all its runs
     with telling(inputs):
         require_place(directory, config)
         begun = (directory / "run.json").is_file()

@@ -17,8 +17,6 @@ from moeprune.models.loading import ModelOptions, number_bytes
 from moeprune.models.shipping import MTP_KEYS, notes
 from moeprune.selection.budget import layer_budgets
 
-NO_WEIGHTS = frozenset(STAGES) - {"dense"}  # stages whose requirements are known without loading any
-
 
 def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = None) -> dict[str, Any]:
     """What a run of this config would do: model, budget by layer, data by domain, memory and time of the pass.
@@ -30,7 +28,7 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
         return _check_grid(path, overrides, limit)
     config = load_run(path, overrides)
     inputs = Inputs(config)
-    require(inputs, NO_WEIGHTS)
+    require(inputs, STAGES)
     say(f"model: {config.model.path} ({inputs.checkpoint.config['model_type']}), fingerprint {inputs.fingerprint}")
     budgets = layer_budgets(inputs.layers, config.selection.budget)
     spread = config.selection.budget.scope == "global"
@@ -85,7 +83,7 @@ def _check_grid(path: Path, overrides: Sequence[str], memory: int | None) -> dic
     for config in runs.values():
         inputs = shared_inputs(config, loaded)
         models.setdefault(config.model, inputs)
-        require(inputs, NO_WEIGHTS)
+        require(inputs, STAGES)
     for name in runs:
         say(f"run: {name}")
     summary: dict[str, Any] = {"runs": list(runs)}

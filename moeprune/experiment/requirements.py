@@ -10,7 +10,7 @@ from moeprune.selection.prune_set import PruneSetFile
 
 
 def require(inputs: Inputs, left: Collection[str]) -> None:
-    """Raises InputError for what would stop one of these stages. `dense` loads the weights, `evaluate` reads data."""
+    """Raises InputError for what would stop one of these stages; no weights are loaded for it."""
     inputs.inspect()
     if "select" in left and inputs.config.refine:
         require_refinable(inputs)

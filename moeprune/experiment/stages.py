@@ -284,9 +284,9 @@ def report_stage(run: Run, plans: Mapping[str, PrunePlan], metrics: Mapping[str,
 
     def work() -> tuple[Entry, list[str]]:
         write_report(run.directory)
-        keep_results(run.directory / "checkpoint", metrics)
         return {"report": "report.html"}, track(run, plans[OWN], metrics)
 
+    keep_results(run.directory / "checkpoint", metrics)  # each time: the checkpoint may have been made again
     stage(run, "report", key, work)
     return run.directory / "report.html"
 

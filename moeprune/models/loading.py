@@ -146,11 +146,26 @@ def load_model(
     place = device_of(device)
     with without_bars():
         if device_map is None:
-            model = pretrained(directory, options.dtype, device=place).to(place)
+            model = _whole(directory, options.dtype, place)
         else:
             model = _spread(directory, options.dtype, place, device_map, offload_folder)
     align(model)
     return LoadedModel(model, load_tokenizer(directory), directory)
+
+
+def _whole(directory: Path, dtype: Dtype, device: str) -> Any:
+    """The model on one device. What compressed-tensors packed is unpacked, which its first forward does."""
+    import torch
+
+    packed = getattr(load_config(directory), "quantization_config", None) or {}
+    if packed.get("quant_method") != "compressed-tensors":
+        return pretrained(directory, dtype, device=device).to(device)
+    model = auto_class(load_config(directory)).from_pretrained(directory, dtype="auto").eval()
+    with torch.no_grad():
+        model(input_ids=torch.arange(8)[None], use_cache=False)
+    if dtype == "auto":
+        return model.to(device, torch.float32 if device == "cpu" else model.dtype)
+    return model.to(device, getattr(torch, dtype))
 
 
 def _spread(directory: Path, dtype: Dtype, device: str, device_map: DeviceMap, folder: str | None) -> Any:

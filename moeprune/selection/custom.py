@@ -23,7 +23,15 @@ class Custom(BaseModel):
     name: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
     def objective(self, evidence: LayerEvidence) -> Objective:
-        return self.build().objective(evidence)
+        found = self.build().objective(evidence)
+        size = getattr(found, "size", None)
+        if not hasattr(found, "marginal_costs") or size != evidence.layer.num_experts:
+            raise InputError(
+                f"selection.criterion: {self.name!r}: objective() gave {type(found).__name__} of size {size} for the "
+                f"{evidence.layer.num_experts} experts of {evidence.layer.name}; return an Objective with one cost an "
+                "expert, such as Modular(scores) of moeprune.selection.objective"
+            )
+        return found
 
     def layer_scale(self, evidence: LayerEvidence) -> float:
         criterion = self.build()

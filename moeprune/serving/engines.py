@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.errors import InputError, OutsideError
 from moeprune.serving.answers import Answers
 from moeprune.serving.prompts import NEW_TOKENS, Questions
 
@@ -30,7 +30,7 @@ ENVIRONMENT = {
 PATIENCE = 1800  # seconds for a load and a few tokens
 
 
-class EngineError(RuntimeError):
+class EngineError(OutsideError):
     """The engine refused the checkpoint or broke on it; the message holds its own last words."""
 
 
@@ -41,8 +41,8 @@ def require_python(engine: EngineName, python: Path | None) -> Path:
         spec = importlib.util.find_spec(module)
         if spec is None or spec.origin is None:  # a folder of that name beside us is no engine
             raise InputError(
-                f"--engine {engine}: {module} is not installed here; give --python PATH of an environment that has it, "
-                f"or make one with `moeprune verify --install {engine} -o DIR`"
+                f"--engine {engine}: {module} is not installed here; give --python PATH of an environment that has it"
+                f"{_or_make(engine)}"
             )
         return Path(sys.executable)
     python = Path(os.path.abspath(python))  # not resolved: an environment's Python is a link
@@ -55,10 +55,14 @@ def require_python(engine: EngineName, python: Path | None) -> Path:
         raise InputError(f"--python {python}: does not run ({error}); give the bin/python of an environment") from error
     if done.returncode:
         raise InputError(
-            f"--python {python}: has no module {module}; give another environment, or make one with "
-            f"`moeprune verify --install {engine} -o DIR`"
+            f"--python {python}: has no module {module}; give an environment that has it{_or_make(engine)}"
         )
     return python
+
+
+def _or_make(engine: EngineName) -> str:
+    """How to make the engine's environment, where `verify` can."""
+    return "" if engine == "transformers" else f", or make one with `moeprune verify --install {engine} -o DIR`"
 
 
 def ask_script(

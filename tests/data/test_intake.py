@@ -165,6 +165,14 @@ def test_duplicates_are_counted(tokenizer: Any, write: Callable[..., str]) -> No
     assert (told["duplicates"], told["records_used"], told["tokens"]) == (1, 3, 16)
 
 
+def test_an_unknown_part_and_no_domain_are_refused(tokenizer: Any, write: Callable[..., str]) -> None:
+    domain = Domain(name="d", path=write(ids(8)))
+    with pytest.raises(InputError, match="'calib' is none of all, calibration, heldout"):
+        load_tokens([domain], tokenizer, part="calib")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="none was given"):
+        load_tokens([], tokenizer)
+
+
 def test_two_domains_of_one_name_are_an_error(tokenizer: Any) -> None:
     domains = [Domain(name="d", path="reference:c"), Domain(name="d", path="reference:json")]
     with pytest.raises(InputError, match="the name d stands twice"):

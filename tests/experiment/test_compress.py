@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.statistics import RoutingStatistics
 from moeprune.experiment.compress import compress_file
 from moeprune.models.loading import load_tokenizer
 from tests.test_cli import moeprune
@@ -95,6 +96,34 @@ def test_sparse_first_and_quantised_later_keeps_the_zeros_and_the_history(tmp_pa
 
 
 @pytest.mark.parametrize(
+    "options", ["name: gptq, group_size: null", "name: joint, group_size: null", "name: rtn, group_size: null"]
+)
+def test_one_scale_a_row_is_packed_at_the_first_call(options, tmp_path, config):
+    save_tiny("qwen3", tmp_path / "base", dtype="bfloat16")
+    (tmp_path / "t.jsonl").write_text(TEXT)
+    data = f"calibration: {{domains: [{{name: t, path: '{tmp_path / 't.jsonl'}'}}]}}"
+    path = config(f"dense: [{{{options}, targets: [attention]}}]\n{data}")
+    compress_file(str(tmp_path / "base"), path, tmp_path / "out", overwrite=False)
+    assert generates(tmp_path / "out") == 6
+    with pytest.raises(InputError, match=r"packed already \(compressed-tensors\)"):
+        compress_file(str(tmp_path / "out"), path, tmp_path / "again", overwrite=False)
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_packed_model_is_recorded_as_it_computes(tmp_path, config):
+    path = config("dense: [{name: fp8, targets: [attention]}]")
+    compress_file("reference", path, tmp_path / "out", overwrite=False)
+    given = ("agent=reference:agent", "--tokens", 500, "--streaming")
+    sums = []
+    for streaming in ("off", "on"):
+        done = moeprune("record", tmp_path / "out", *given, streaming, "-o", tmp_path / f"{streaming}.safetensors")
+        assert done.returncode == 0, done.stderr
+        sums.append(RoutingStatistics.load(tmp_path / f"{streaming}.safetensors").mix({}))
+    for layer, one in sums[0].items():
+        torch.testing.assert_close(torch.tensor(one.gate_sum), torch.tensor(sums[1][layer].gate_sum), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("calibration: {}\n", "dense"),
@@ -105,6 +134,7 @@ def test_sparse_first_and_quantised_later_keeps_the_zeros_and_the_history(tmp_pa
         ("dense: [{name: fp8, targets: [shared_expert]}]\n", "matches nothing; this model has attention"),
         ("dense: [{name: fp8}, {name: magnitude}]\n", "undoes the quantisation"),
         ("dense: [{name: fp8}]\nselection: {}\n", "unknown key selection"),
+        ("dense: [{name: magnitude, sparsity: 0.0001}]\n", "less than one, so nothing would go; give at least 0.0312"),
     ],
 )
 def test_bad_input_is_refused_and_leaves_nothing(text, message, tmp_path, config):

@@ -15,6 +15,7 @@ from moeprune.experiment.grid import run_grid
 from moeprune.experiment.inputs import Inputs
 from moeprune.experiment.inspection import inspect_path
 from moeprune.experiment.pipeline import run_file
+from moeprune.experiment.preflight import check_file
 from moeprune.models.loading import load_tokenizer
 
 pytest.importorskip("compressed_tensors")
@@ -129,6 +130,8 @@ def test_without_a_checkpoint_it_is_refused_in_runs_and_grids(tmp_path):
 def test_targets_that_match_nothing_stop_the_run_before_it_records(tmp_path):
     with pytest.raises(InputError, match="matches nothing"):
         run_file(CONFIG, [*FEW, "dense.0.targets=[shared_expert]"], output=tmp_path / "runs")
+    with pytest.raises(InputError, match="matches nothing"):
+        check_file(CONFIG, [*FEW, "dense.0.targets=[shared_expert]"])
     assert not list(tmp_path.rglob("statistics.safetensors"))
 
 

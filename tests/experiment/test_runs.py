@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 import sys
 
 import pytest
@@ -126,6 +127,19 @@ def test_a_stage_that_began_is_not_done_and_what_follows_is_outdated(tmp_path):
     assert run.recall("evaluate", "evaluate-1") is not None  # its inputs are the same after all
     run.forget("select")
     assert run.recall("evaluate", "evaluate-1") is None
+
+
+def test_a_checkpoint_that_is_made_again_holds_the_results(tmp_path):
+    few = [{"name": "agent", "path": "reference:agent", "tokens": 500}]
+    options, directory = config(calibration={"domains": few}, evaluation={"domains": few}), tmp_path / "run"
+    run_pipeline(options, directory)
+    record = (directory / "checkpoint" / "moeprune.json").read_text()
+    assert "fidelity/kl/agent" in json.loads(record)["results"]
+    shutil.rmtree(directory / "checkpoint")
+    run_pipeline(options, directory)
+    assert (
+        json.loads((directory / "checkpoint" / "moeprune.json").read_text())["results"] == json.loads(record)["results"]
+    )
 
 
 @pytest.mark.parametrize("section", ["baselines", "dense"])

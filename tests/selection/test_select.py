@@ -214,6 +214,20 @@ class HighestFirst:
         return Modular(-self.factor * np.arange(evidence.layer.num_experts))
 
 
+class TooShort(HighestFirst):
+    """One cost too few."""
+
+    def objective(self, evidence: LayerEvidence) -> Modular:
+        return Modular(super().objective(evidence).scores[1:])
+
+
+class Bare(HighestFirst):
+    """Scores where an objective is asked for."""
+
+    def objective(self, evidence: LayerEvidence) -> Any:
+        return super().objective(evidence).scores
+
+
 def test_a_criterion_of_ones_own() -> None:
     plan = _select(small_statistics(), criterion={"name": f"{__name__}:HighestFirst", "factor": 2.0})
     assert plan.layers[0].pruned == (4, 5, 6, 7)
@@ -223,6 +237,9 @@ def test_a_criterion_of_ones_own() -> None:
             _select(small_statistics(), criterion={"name": name})
     with pytest.raises(InputError, match="refuses its options"):
         _select(small_statistics(), criterion={"name": f"{__name__}:HighestFirst", "speed": 1})
+    for name, word in (("TooShort", "gave Modular of size 7 for the 8 experts"), ("Bare", "gave ndarray")):
+        with pytest.raises(InputError, match=word):
+            _select(small_statistics(), criterion={"name": f"{__name__}:{name}"})
 
 
 def test_unknown_names_are_refused_with_the_nearest() -> None:
