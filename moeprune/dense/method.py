@@ -116,6 +116,7 @@ class Pruning(DenseMethod):
     """How much goes: a share of each weight, or N:M."""
 
     kind: ClassVar[Kind] = "prune"
+    by_row: ClassVar[bool] = True  # the share is taken of each row; otherwise of all rows together
 
     sparsity: float | None = Field(default=None, gt=0, lt=1, allow_inf_nan=False)  # share of the weights that go
     pattern: str | None = None  # "2:4": two of every four input weights stay
@@ -146,10 +147,10 @@ class Pruning(DenseMethod):
         from moeprune.artifacts.errors import InputError
         from moeprune.dense.patterns import Pattern, pruned_count
 
-        if self.pattern is None and not pruned_count(self.sparsity or 0.0, in_features):
+        if self.by_row and self.pattern is None and not pruned_count(self.sparsity or 0.0, in_features):
             raise InputError(
                 f"{layer}: sparsity {self.sparsity:g} of its {in_features} inputs is less than one, so nothing "
-                f"would go; give at least {1 / in_features:.4f}, or leave the layer out of targets"
+                f"would go; give at least {1.01 / in_features:.2g}, or leave the layer out of targets"
             )
         if self.pattern is not None and in_features % Pattern.parse(self.pattern).group:
             raise InputError(

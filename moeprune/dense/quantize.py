@@ -109,6 +109,7 @@ class Joint(Pruning):
 
     name: Literal["joint"] = "joint"
     kind: ClassVar[Kind] = "joint"
+    by_row: ClassVar[bool] = False
     needs: ClassVar[Needs] = "hessian"
 
     bits: int = Field(default=4, ge=2, le=8)

@@ -29,6 +29,7 @@ def sparsegpt_choice(options: Pruning) -> "Choice":
 
 class SparseGPT(Pruning):
     name: Literal["sparsegpt"] = "sparsegpt"
+    by_row: ClassVar[bool] = False
     needs: ClassVar[Needs] = "hessian"
 
     damping: float = Field(default=0.01, gt=0, le=1)  # of the Hessian's mean diagonal

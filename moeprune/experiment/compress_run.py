@@ -39,7 +39,7 @@ from moeprune.experiment.inputs import Inputs
 from moeprune.experiment.passes import compared, unmeasured
 from moeprune.experiment.runs import Run, stage_key
 from moeprune.experiment.stages import OWN, PRUNED, Entry, Measured, merge, stage, task_questions, write_pruned
-from moeprune.models.loading import ModelOptions, without_bars
+from moeprune.models.loading import ModelOptions, unpacked, without_bars
 from moeprune.models.pruned import pruned
 from moeprune.models.streaming import open_streamed
 
@@ -61,6 +61,8 @@ def require_compressible(inputs: Inputs) -> None:
 
     require_plain(inputs.checkpoint)
     foreseen_export(inputs.streamed, inputs.checkpoint, inputs.config.dense, layout=inputs.config.checkpoint.layout)
+    if inputs.device_type == "cuda":
+        torch.cuda.empty_cache()  # what torch keeps for itself is not free to those who ask what fits
 
 
 def dense_stage(run: Run, inputs: Inputs, plan: PrunePlan, sizes: Entry) -> Entry:
@@ -178,9 +180,7 @@ def load_written(directory: Path, *, like: Any) -> Any:
     """The checkpoint as stock transformers loads it, on the device and in the dtype of `like`."""
     with without_bars():
         model = type(like).from_pretrained(directory, dtype="auto").eval()
-    with torch.no_grad():
-        model(input_ids=torch.arange(8)[None], use_cache=False)  # packed weights are unpacked by the first forward
-    return model.to(like.device, like.dtype)  # only now, so that they are unpacked in their own dtype
+    return unpacked(model, like.dtype).to(like.device)
 
 
 def _programs(

@@ -20,7 +20,7 @@ from moeprune.experiment import stages
 from moeprune.experiment.console import say, speak, warn
 from moeprune.experiment.inputs import Inputs, common, shared_inputs
 from moeprune.experiment.pipeline import run_pipeline
-from moeprune.experiment.requirements import require
+from moeprune.experiment.requirements import ON_THE_SPOT, require
 from moeprune.experiment.runs import STAGES, finished, locked, require_place
 from moeprune.experiment.select_run import baseline_options
 from moeprune.experiment.spread import Errors, Group, over_processes, over_ray, require_ray
@@ -66,7 +66,10 @@ def run_grid(
     loaded: dict[str, Inputs] = {}
     for name, config in runs.items():
         require_place(directory / name, config)
-        require(shared_inputs(config, loaded), set(STAGES) - finished(directory / name))
+        inputs = shared_inputs(config, loaded)
+        # On a cluster other machines do the work, so that they look at what they have.
+        require(inputs, set(STAGES) - finished(directory / name) - (ON_THE_SPOT if ray else set()))
+        loaded[common(config)].borrow(inputs)
     failed: dict[str, str] = {}
     _write(directory, every, runs, failed)
     groups = _groups(runs)
@@ -152,6 +155,8 @@ def _run_group(group: Runs, directory: Path, shared: Path, loaded: dict[str, Inp
             raise
         except Exception as error:  # noqa: BLE001 (a failed run is recorded, the rest of the grid goes on)
             errors[name] = f"{type(error).__name__}: {error}"
+        finally:
+            loaded[common(group[name])].borrow(ready[name])
 
     for name in group:
         attempt(name, until="dense")

@@ -279,7 +279,9 @@ class Inputs:
     @cached_property
     def model_identity(self) -> list[Any]:
         contents = sorted((file.name, _sampled(file)) for file in self.directory.iterdir() if file.is_file())
-        return [self.config.model, self.fingerprint, contents, self.device_type]
+        method = self.checkpoint.quantization
+        unpacked = [UNPACKING] if method is not None and method.lower() != "mxfp4" else []
+        return [self.config.model, self.fingerprint, contents, self.device_type, *unpacked]
 
     @cached_property
     def calibration_identity(self) -> list[Any]:
@@ -323,6 +325,7 @@ def _first(sequences: list[TokenSequence], tokens: int) -> list[TokenSequence]:
     return [sequence for sequence, end in zip(sequences, ends) if end <= tokens] or sequences[:1]
 
 
+UNPACKING = "unpacked 2"  # how packed weights become numbers; raised when those change
 SAMPLES, SAMPLE_BYTES = 256, 65_536
 
 

@@ -14,7 +14,7 @@ from moeprune.experiment import compress_run, stages
 from moeprune.experiment.console import logged, say
 from moeprune.experiment.inputs import Inputs
 from moeprune.experiment.passes import assist, telling
-from moeprune.experiment.requirements import require
+from moeprune.experiment.requirements import ON_THE_SPOT, require
 from moeprune.experiment.runs import STAGES, Run, locked, require_place
 from moeprune.experiment.select_run import select_stage
 
@@ -54,7 +54,7 @@ def run_pipeline(
     if inputs.team is not None:
         _join(inputs, shared, grid=grid)
     last = STAGES.index(until)
-    asked = set() if grid else set(STAGES[: last + 1])  # a grid has looked at all its runs
+    asked = set(STAGES[: last + 1]) & (ON_THE_SPOT if grid else set(STAGES))  # a grid has looked at the rest
     with telling(inputs):
         require_place(directory, config)
         begun = (directory / "run.json").is_file()
@@ -63,13 +63,14 @@ def run_pipeline(
         run = Run.open(directory, config)
     with locked(directory), logged(directory / "log.txt"):
         run.reread()
+        if begun:
+            again = STAGES[STAGES.index(redo) :] if redo else ()
+            with telling(inputs):
+                require(inputs, asked - (set(run.record["stages"]) - set(again)))
         if redo == "record":
             stages.discard_recording(inputs, shared)
         if redo is not None:
             run.forget(redo)
-        if begun:
-            with telling(inputs):
-                require(inputs, asked - set(run.record["stages"]))
         failed = True
         try:
             outcome = _run(run, inputs, shared, last, measuring)

@@ -8,6 +8,8 @@ from moeprune.experiment.inputs import Inputs
 from moeprune.selection.from_file import plan_from_file
 from moeprune.selection.prune_set import PruneSetFile
 
+ON_THE_SPOT = {"select", "dense"}  # stages whose requirements depend on the machine that does the work
+
 
 def require(inputs: Inputs, left: Collection[str]) -> None:
     """Raises InputError for what would stop one of these stages; no weights are loaded for it."""

@@ -151,7 +151,7 @@ def differences(old: RunConfig, new: RunConfig) -> list[str]:
         if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
             names = [str(item.get("name")) for item in value]
             apart = len(set(names)) == len(names)
-            value = dict(zip(names, value)) | {"order": names} if apart else dict(enumerate(value))
+            value = dict(zip(names, value)) | {"(order)": names} if apart else dict(enumerate(value))
         if isinstance(value, dict) and value:
             return {
                 k: v

@@ -90,10 +90,10 @@ def refined(
     )
 
 
-def criterion_digests(criteria: Sequence[AnyCriterion]) -> list[str | None]:
-    """For each criterion a digest of the file that decides what it does: a prune set, or a class of one's own."""
-    paths = [c.path if isinstance(c, PruneSetFile) else c.source if isinstance(c, Custom) else None for c in criteria]
-    return [None if path is None else hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
+def criterion_digests(criteria: Sequence[AnyCriterion]) -> list[list[str]]:
+    """For each criterion digests of the files that decide what it does: a prune set, or a class of one's own."""
+    paths = [[c.path] if isinstance(c, PruneSetFile) else c.sources if isinstance(c, Custom) else [] for c in criteria]
+    return [[hashlib.sha256(path.read_bytes()).hexdigest() for path in files] for files in paths]
 
 
 def baseline_options(config: RunConfig) -> dict[str, SelectionOptions]:

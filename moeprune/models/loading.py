@@ -161,11 +161,26 @@ def _whole(directory: Path, dtype: Dtype, device: str) -> Any:
     if packed.get("quant_method") != "compressed-tensors":
         return pretrained(directory, dtype, device=device).to(device)
     model = auto_class(load_config(directory)).from_pretrained(directory, dtype="auto").eval()
-    with torch.no_grad():
-        model(input_ids=torch.arange(8)[None], use_cache=False)
     if dtype == "auto":
-        return model.to(device, torch.float32 if device == "cpu" else model.dtype)
-    return model.to(device, getattr(torch, dtype))
+        wanted = torch.float32 if device == "cpu" else model.dtype
+    else:
+        wanted = getattr(torch, dtype)
+    return unpacked(model, wanted).to(device)
+
+
+def unpacked(model: Any, dtype: Any) -> Any:
+    """The model with what compressed-tensors packed made plain, in its own dtype first and in `dtype` then.
+
+    What is kept in float32 (inverse frequencies, a router's bias) stays so, as in a plain load.
+    """
+    import torch
+
+    with torch.no_grad():
+        model(input_ids=torch.arange(8)[None], use_cache=False)  # unpacks
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.dtype in (torch.bfloat16, torch.float16):
+            tensor.data = tensor.data.to(dtype)
+    return model
 
 
 def _spread(directory: Path, dtype: Dtype, device: str, device_map: DeviceMap, folder: str | None) -> Any:

@@ -44,10 +44,11 @@ class Custom(BaseModel):
         return list(criterion.warnings(evidence)) if hasattr(criterion, "warnings") else []
 
     @property
-    def source(self) -> Path | None:
-        """The file of the module, None for one that has none (a notebook's)."""
-        path = getattr(importlib.import_module(self.name.partition(":")[0]), "__file__", None)
-        return None if path is None else Path(path)
+    def sources(self) -> list[Path]:
+        """The files of the module that is named and of the one that holds the class; a notebook has none."""
+        modules = dict.fromkeys((self.name.partition(":")[0], type(self.build()).__module__))
+        files = [getattr(importlib.import_module(module), "__file__", None) for module in modules]
+        return [Path(file) for file in files if file is not None]
 
     def build(self) -> Any:
         """The object. Raises InputError when it cannot be imported or made."""

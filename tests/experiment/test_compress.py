@@ -134,7 +134,7 @@ def test_a_packed_model_is_recorded_as_it_computes(tmp_path, config):
         ("dense: [{name: fp8, targets: [shared_expert]}]\n", "matches nothing; this model has attention"),
         ("dense: [{name: fp8}, {name: magnitude}]\n", "undoes the quantisation"),
         ("dense: [{name: fp8}]\nselection: {}\n", "unknown key selection"),
-        ("dense: [{name: magnitude, sparsity: 0.0001}]\n", "less than one, so nothing would go; give at least 0.0312"),
+        ("dense: [{name: magnitude, sparsity: 0.0001}]\n", "less than one, so nothing would go; give at least 0.032"),
     ],
 )
 def test_bad_input_is_refused_and_leaves_nothing(text, message, tmp_path, config):

@@ -115,6 +115,19 @@ def test_what_an_earlier_plan_left_is_not_read_until_it_is_the_plan_again(tmp_pa
     assert read_run(directory).stages["evaluate"] == before.stages["evaluate"]  # and nothing is measured again
 
 
+def test_a_redo_that_is_refused_takes_nothing_away(tmp_path):
+    texts = tmp_path / "heldout.jsonl"
+    texts.write_text(json.dumps({"text": "one two three four five six seven eight nine ten " * 8}) + "\n")
+    held = {"domains": [{"name": "t", "path": str(texts)}]}
+    recorded = run_pipeline(config(evaluation=held), tmp_path / "run", until="record").written
+    done = stages_of(tmp_path / "run")
+    texts.unlink()
+    with pytest.raises(InputError, match=r"heldout\.jsonl"):
+        run_pipeline(config(evaluation=held), tmp_path / "run", redo="record")
+    assert recorded.is_file()
+    assert stages_of(tmp_path / "run") == done
+
+
 def test_a_stage_that_began_is_not_done_and_what_follows_is_outdated(tmp_path):
     run = Run.open(tmp_path, config())
     for name in ("record", "select", "evaluate"):
