@@ -5,14 +5,13 @@ python experiments/fine-grained/beside.py --collect RUNS/all/report.csv   # firs
 """
 
 import argparse
-import csv
 import sys
 from pathlib import Path
 from statistics import mean
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "ranking"))
-from conclude import KEPT, RATIOS, interval, read, values_of  # noqa: E402 (a folder of scripts, no package)
+from conclude import RATIOS, interval, keep, read, values_of  # noqa: E402 (a folder of scripts, no package)
 
 METHODS = ("frequency", "reap", "reap_l2", "hope_norms_co", "hope_norms_all", "hope_outputs_all")
 SHOWN = ("p06", "p12", "p25", "p50")
@@ -22,10 +21,7 @@ KL, TASK = "fidelity/kl/mean", "task/accuracy/agent"
 def collect(report: Path) -> None:
     """reference-half.csv: the rows of a grid's report.csv that prune half."""
     rows = [row for row in read(report) if row["run"].rsplit("-", 2)[1] == "p50" and row["status"] == "done"]
-    with (HERE / "reference-half.csv").open("w", encoding="utf-8", newline="") as out:
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(["run", *KEPT])
-        writer.writerows([row["run"], *(f"{float(row[measure]):.6g}" for measure in KEPT)] for row in rows)
+    keep(rows, HERE / "reference-half.csv")
 
 
 def main() -> None:

@@ -37,11 +37,15 @@ def collect(runs: Path, target: Path) -> None:
     """NAME.csv from the grids' report.csv: the run's label and the measures used here."""
     for name in GRIDS:
         with (runs / name / "report.csv").open(encoding="utf-8", newline="") as lines:
-            rows = [row for row in csv.DictReader(lines) if row["status"] == "done"]
-        with (target / f"{name}.csv").open("w", encoding="utf-8", newline="") as out:
-            writer = csv.writer(out, lineterminator="\n")
-            writer.writerow(["run", *KEPT])
-            writer.writerows([row["run"], *(f"{float(row[measure]):.6g}" for measure in KEPT)] for row in rows)
+            keep([row for row in csv.DictReader(lines) if row["status"] == "done"], target / f"{name}.csv")
+
+
+def keep(rows: list[dict[str, str]], path: Path) -> None:
+    """Of rows of a report.csv the run's label and the measures used here."""
+    with path.open("w", encoding="utf-8", newline="") as out:
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(["run", *KEPT])
+        writer.writerows([row["run"], *(f"{float(row[measure]):.6g}" for measure in KEPT)] for row in rows)
 
 
 def read(path: Path) -> list[dict[str, str]]:

@@ -24,6 +24,11 @@ def whole_file(path: Path) -> Iterator[Path]:
         beside.unlink(missing_ok=True)
 
 
+def existing_parent(path: Path) -> Path:
+    """The nearest folder above `path` that is there; the root is."""
+    return next(parent for parent in path.absolute().parents if parent.exists())
+
+
 def write_text(path: Path, text: str) -> None:
     with whole_file(path) as beside:
         beside.write_text(text, encoding="utf-8")

@@ -63,6 +63,12 @@ class Inventory:
         return quantization_method(self.directory, self.config)
 
     @property
+    def packed(self) -> str | None:
+        """The method that packed more than experts, None where all else is plain: MXFP4 holds experts alone."""
+        method = self.quantization
+        return None if method is None or method.lower() == "mxfp4" else method
+
+    @property
     def mtp(self) -> tuple[Tensor, ...]:
         return tuple(tensor for tensor in self.tensors if tensor.role == "mtp")
 

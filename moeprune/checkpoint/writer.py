@@ -30,7 +30,7 @@ from moeprune.checkpoint.rewrite import Progress, Work, plan_work, write_work
 from moeprune.checkpoint.rules import require_plan_fits
 from moeprune.checkpoint.tables import replaced_share
 from moeprune.models.shipping import notes
-from moeprune.reference import MODEL_DIR
+from moeprune.reference import named
 
 MTP_WARNING = (
     "multi-token-prediction layers were left out and their count set to 0; speculative decoding with them is gone"
@@ -82,7 +82,7 @@ def prune_checkpoint(
     in place, when the result is not what it should be.
     """
     started = time.monotonic()
-    source = MODEL_DIR if str(source) == "reference" and not Path(source).exists() else Path(source)
+    source = named(Path(source))
     place = Placement(Path(target), source=source, overwrite=overwrite)
     checkpoint = inventory(source)
     kept = require_plan_fits(checkpoint, plan, mtp)

@@ -38,7 +38,7 @@ from moeprune.experiment.evaluate import streamed_comparison
 from moeprune.experiment.inputs import Inputs
 from moeprune.experiment.passes import compared, unmeasured
 from moeprune.experiment.runs import Run, stage_key
-from moeprune.experiment.stages import OWN, PRUNED, Entry, Measured, merge, stage, task_questions, write_pruned
+from moeprune.experiment.stages import OWN, PRUNED, Entry, Measured, merge, stage, write_pruned
 from moeprune.models.loading import ModelOptions, unpacked, without_bars
 from moeprune.models.pruned import pruned
 from moeprune.models.streaming import open_streamed
@@ -135,7 +135,7 @@ def measure_written(inputs: Inputs, plans: Mapping[str, PrunePlan], directory: P
     warnings = [*tokens.warnings, *comparisons[OWN].warnings]
     for task in options.tasks:
         say(f"evaluate: task {task}")
-        questions, told = task_questions(inputs, task)
+        questions, told = inputs.questions[task]
         warnings += told
         base = agent_answers(teacher, tokenizer, questions)
         own = accuracy_metrics(task, agent_answers(student, tokenizer, questions), base)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.files import existing_parent
 from moeprune.checkpoint.inventory import Inventory
 from moeprune.checkpoint.options import Layout
 from moeprune.data.trajectories import TokenSet
@@ -137,13 +138,9 @@ def require_room(export: Export, model: Any, methods: Sequence[DenseMethod], sta
     there = sum(path.stat().st_size for path in state.rglob("*.safetensors")) if state.is_dir() else 0
     before, after = export.replaced_bytes
     written = sum(tensor.entry.size for tensor in export.checkpoint.tensors) - before + after
-    needed, free = max(0, waiting - there) + written, shutil.disk_usage(_existing(state)).free
+    needed, free = max(0, waiting - there) + written, shutil.disk_usage(existing_parent(state)).free
     if needed > free:
         raise InputError(
             f"{state.parent}: {needed / 2**30:.2f} GiB are needed there ({waiting / 2**30:.2f} of them until all "
             f"blocks are done) and {free / 2**30:.2f} GiB are free; make room or give a directory on another disk"
         )
-
-
-def _existing(path: Path) -> Path:
-    return next(parent for parent in path.absolute().parents if parent.exists())

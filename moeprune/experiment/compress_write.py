@@ -50,12 +50,11 @@ def need_data(methods: Sequence[DenseMethod]) -> list[str]:
 
 
 def require_plain(checkpoint: Inventory) -> None:
-    """Raises InputError for weights that are packed already. MXFP4 holds experts alone: the rest is plain."""
-    method = checkpoint.quantization
-    if method is not None and method.lower() != "mxfp4":
+    """Raises InputError for weights that are packed already."""
+    if checkpoint.packed is not None:
         raise InputError(
-            f"{checkpoint.directory}: its weights are packed already ({method}); compress the unquantised checkpoint, "
-            "with all methods in one `dense:`"
+            f"{checkpoint.directory}: its weights are packed already ({checkpoint.packed}); compress the unquantised "
+            "checkpoint, with all methods in one `dense:`"
         )
 
 

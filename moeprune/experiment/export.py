@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from moeprune.artifacts.errors import InputError
-from moeprune.artifacts.files import read_json
+from moeprune.artifacts.files import existing_parent, read_json
 from moeprune.config.load import validate
 from moeprune.config.schema import RunConfig
 from moeprune.experiment.console import say, warn
@@ -53,8 +53,8 @@ def export_file(
     inputs = Inputs(validate(RunConfig, {"model": {"path": checkpoint}}, place="export"))
     layer = inputs.layers[0]
     config = read_json(inputs.directory / "config.json")
-    there = next(parent for parent in output.absolute().parents if parent.exists())  # a failure leaves no new folder
-    with tempfile.TemporaryDirectory(dir=there, prefix=f".{output.stem}.") as folder:
+    # Not in output.parent: a failure leaves no new folder.
+    with tempfile.TemporaryDirectory(dir=existing_parent(output), prefix=f".{output.stem}.") as folder:
         made = Path(folder) / "plain.gguf"
         say(f"export: {llama_cpp / 'convert_hf_to_gguf.py'} writes {output_type}")
         convert(

@@ -67,6 +67,7 @@ def run_grid(
     for name, config in runs.items():
         require_place(directory / name, config)
         inputs = shared_inputs(config, loaded)
+        inputs.inspect()
         # On a cluster other machines do the work, so that they look at what they have.
         require(inputs, set(STAGES) - finished(directory / name) - (ON_THE_SPOT if ray else set()))
         loaded[common(config)].borrow(inputs)

@@ -14,7 +14,7 @@ from moeprune.artifacts.statistics import RoutingStatistics
 from moeprune.experiment.figure_style import MethodStyle, method_names, method_style
 from moeprune.experiment.numbers import percent
 from moeprune.experiment.run_record import RunRecord, evaluated_domains, read_run, task_names
-from moeprune.experiment.runs import IDENTITY
+from moeprune.experiment.runs import IDENTITY, keyed
 
 CRITERION = "selection.criterion."
 CHOICES = (CRITERION, "selection.solver.")  # sections whose options depend on their name
@@ -241,13 +241,10 @@ def _flat(value: Any, prefix: str) -> list[tuple[str, str]]:
     if isinstance(value, Mapping):
         return [leaf for key, child in value.items() for leaf in _flat(child, f"{prefix}.{key}")]
     if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
-        names = [str(item.get("name", number)) for number, item in enumerate(value)]
-        apart = len(set(names)) == len(names)
-        named = [(name if apart else str(number), item) for number, (name, item) in enumerate(zip(names, value))]
         return [
             leaf
-            for key, item in named
-            for leaf in _flat({k: v for k, v in item.items() if not apart or k != "name"}, f"{prefix}.{key}")
+            for key, item in keyed(value).items()
+            for leaf in _flat({k: v for k, v in item.items() if k != "name" or v != key}, f"{prefix}.{key}")
         ]
     if isinstance(value, list):
         return [(prefix, ", ".join(map(str, value)) or "none")]

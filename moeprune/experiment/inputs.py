@@ -16,7 +16,8 @@ from moeprune.config.schema import RunConfig
 from moeprune.data.options import Domain, Part
 from moeprune.data.sources import open_source
 from moeprune.data.trajectories import Sequence as TokenSequence
-from moeprune.data.trajectories import TokenSet, load_tokens
+from moeprune.data.trajectories import TokenSet, load_records, load_tokens
+from moeprune.evaluation.agent import Question, agent_questions
 from moeprune.models.families import family_of
 from moeprune.models.layers import family_for
 from moeprune.models.loading import (
@@ -56,7 +57,8 @@ class Inputs:
     _SHARED = frozenset(
         [
             *("directory", "checkpoint", "fingerprint", "loaded", "streamed", "tokenizer", "device_type"),
-            *("calibration", "evaluation", "recorded", "model_identity", "calibration_identity", "evaluation_identity"),
+            *("calibration", "evaluation", "recorded", "questions"),
+            *("model_identity", "calibration_identity", "evaluation_identity"),
         ]
     )
 
@@ -205,6 +207,19 @@ class Inputs:
         found = {name: len(_trajectories(evaluated, name) & calibration) for name in domains}
         return {name: count for name, count in found.items() if count}
 
+    @cached_property
+    def questions(self) -> dict[str, tuple[list[Question], list[str]]]:
+        """Task -> its questions and warnings, from the evaluation domain of its name, else the reference's own."""
+        return {task: self._questions(task) for task in self.config.evaluation.tasks}
+
+    def _questions(self, task: str) -> tuple[list[Question], list[str]]:
+        own = next((domain for domain in self.evaluation_domains if domain.name == task), None)
+        domain = Domain(name=task, path=f"reference:{task}") if own is None else own
+        part: Part = "heldout" if domain.path.startswith("reference:") else self.evaluation_part
+        intake = self.config.calibration
+        records = load_records(domain, part=part, intake=intake, tokenizer=self.tokenizer, holdout=self.holdout)
+        return agent_questions(records, count=self.config.evaluation.task_questions)
+
     @property
     def evaluation_domains(self) -> Sequence[Domain]:
         return self.config.evaluation.domains or self.config.calibration.domains
@@ -279,8 +294,7 @@ class Inputs:
     @cached_property
     def model_identity(self) -> list[Any]:
         contents = sorted((file.name, _sampled(file)) for file in self.directory.iterdir() if file.is_file())
-        method = self.checkpoint.quantization
-        unpacked = [UNPACKING] if method is not None and method.lower() != "mxfp4" else []
+        unpacked = [UNPACKING] if self.checkpoint.packed is not None else []
         return [self.config.model, self.fingerprint, contents, self.device_type, *unpacked]
 
     @cached_property

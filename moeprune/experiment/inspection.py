@@ -12,16 +12,14 @@ from moeprune.artifacts.files import read_json
 from moeprune.artifacts.metrics import load_metrics
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.artifacts.statistics import RoutingStatistics
+from moeprune.reference import named
 
 Description = tuple[list[str], dict[str, Any]]
 
 
 def inspect_path(path: Path) -> Description:
     """Lines and data about the path. Raises InputError when it holds nothing that moeprune knows."""
-    if str(path) == "reference" and not path.exists():
-        from moeprune.reference import MODEL_DIR
-
-        path = MODEL_DIR
+    path = named(path)
     if not path.exists():
         raise InputError(f"{path}: no such file or directory")
     if path.is_dir():

@@ -109,7 +109,7 @@ def compared(inputs: Inputs, plans: Mapping[str, PrunePlan]) -> dict[str, Compar
 
 
 def unmeasured(inputs: Inputs) -> str:
-    """Why a model that does not fit into memory was measured for fidelity alone."""
+    """Why a model that is not loaded into memory was measured for fidelity alone."""
     if inputs.fits:
         return (
             "evaluation: with runtime.streaming: on and dense, fidelity alone is measured, layer by layer; tasks, "

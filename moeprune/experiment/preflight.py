@@ -28,6 +28,7 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
         return _check_grid(path, overrides, limit)
     config = load_run(path, overrides)
     inputs = Inputs(config)
+    inputs.inspect()
     require(inputs, STAGES)
     say(f"model: {config.model.path} ({inputs.checkpoint.config['model_type']}), fingerprint {inputs.fingerprint}")
     budgets = layer_budgets(inputs.layers, config.selection.budget)
@@ -83,6 +84,7 @@ def _check_grid(path: Path, overrides: Sequence[str], memory: int | None) -> dic
     for config in runs.values():
         inputs = shared_inputs(config, loaded)
         models.setdefault(config.model, inputs)
+        inputs.inspect()
         require(inputs, STAGES)
     for name in runs:
         say(f"run: {name}")

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from moeprune.artifacts.errors import InputError
-from moeprune.experiment import compress_run, stages
+from moeprune.experiment import compress_run
 from moeprune.experiment.inputs import Inputs
 from moeprune.selection.from_file import plan_from_file
 from moeprune.selection.prune_set import PruneSetFile
@@ -12,8 +12,7 @@ ON_THE_SPOT = {"select", "dense"}  # stages whose requirements depend on the mac
 
 
 def require(inputs: Inputs, left: Collection[str]) -> None:
-    """Raises InputError for what would stop one of these stages; no weights are loaded for it."""
-    inputs.inspect()
+    """Raises InputError for what would stop one of these stages, of inspected inputs; no weights are loaded for it."""
     if "select" in left and inputs.config.refine:
         require_refinable(inputs)
     if "prune" in left:
@@ -59,6 +58,4 @@ def require_one_count(inputs: Inputs) -> None:
 
 def require_ruler(inputs: Inputs) -> None:
     """Raises InputError where the evaluation's data or questions cannot be read; what is read is kept."""
-    _ = inputs.evaluation
-    for task in inputs.config.evaluation.tasks:
-        stages.task_questions(inputs, task)
+    _ = inputs.evaluation, inputs.questions

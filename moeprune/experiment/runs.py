@@ -13,7 +13,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from importlib import metadata
@@ -144,14 +144,20 @@ def require_place(directory: Path, config: RunConfig) -> None:
         raise InputError(f"{directory} is not empty and holds no run; give another --output")
 
 
+def keyed(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A list's items by their names; by their numbers where two have one name."""
+    names = [str(item.get("name", number)) for number, item in enumerate(items)]
+    apart = len(set(names)) == len(names)
+    return {name if apart else str(number): item for number, (name, item) in enumerate(zip(names, items))}
+
+
 def differences(old: RunConfig, new: RunConfig) -> list[str]:
     """`key: old -> new` for every field that decides a result."""
 
     def flat(value: Any, prefix: str) -> dict[str, Any]:
         if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-            names = [str(item.get("name")) for item in value]
-            apart = len(set(names)) == len(names)
-            value = dict(zip(names, value)) | {"(order)": names} if apart else dict(enumerate(value))
+            value = keyed(value)
+            value["(order)"] = list(value)
         if isinstance(value, dict) and value:
             return {
                 k: v

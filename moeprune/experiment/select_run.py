@@ -1,11 +1,11 @@
 """The select stage of a run: its own plan, those of the baselines and, with `refine:`, the portfolio of several."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.artifacts.statistics import RoutingStatistics
+from moeprune.checkpoint.other_files import sha256
 from moeprune.config.schema import RunConfig
 from moeprune.experiment.console import progress, say, warn
 from moeprune.experiment.inputs import Inputs
@@ -93,7 +93,7 @@ def refined(
 def criterion_digests(criteria: Sequence[AnyCriterion]) -> list[list[str]]:
     """For each criterion digests of the files that decide what it does: a prune set, or a class of one's own."""
     paths = [[c.path] if isinstance(c, PruneSetFile) else c.sources if isinstance(c, Custom) else [] for c in criteria]
-    return [[hashlib.sha256(path.read_bytes()).hexdigest() for path in files] for files in paths]
+    return [[sha256(path) for path in files] for files in paths]
 
 
 def baseline_options(config: RunConfig) -> dict[str, SelectionOptions]:

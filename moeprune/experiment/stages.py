@@ -13,9 +13,6 @@ from moeprune.artifacts.plan import PrunePlan
 from moeprune.artifacts.statistics import RoutingStatistics
 from moeprune.checkpoint.proof import keep_results
 from moeprune.checkpoint.writer import PruneReport, prune_checkpoint
-from moeprune.data.options import Domain, Part
-from moeprune.data.trajectories import load_records
-from moeprune.evaluation.agent import Question, agent_questions
 from moeprune.evaluation.generation import agent_task, loop_rate
 from moeprune.experiment.console import progress, say, warn
 from moeprune.experiment.inputs import Inputs
@@ -236,7 +233,7 @@ def measure(inputs: Inputs, plans: Mapping[str, PrunePlan]) -> Measured:
     loaded = inputs.loaded
     for task in options.tasks:
         say(f"evaluate: task {task}")
-        questions, task_warnings = task_questions(inputs, task)
+        questions, task_warnings = inputs.questions[task]
         warnings += task_warnings
         merge(metrics, agent_task(loaded.model, loaded.tokenizer, questions, plans, name=task))
     if options.code is not None:
@@ -264,16 +261,6 @@ def measure(inputs: Inputs, plans: Mapping[str, PrunePlan]) -> Measured:
 def merge(metrics: dict[str, dict[str, float]], more: Mapping[str, Mapping[str, float]]) -> None:
     for label, values in more.items():
         metrics[label].update(values)
-
-
-def task_questions(inputs: Inputs, task: str) -> tuple[list[Question], list[str]]:
-    """Questions of the held-out records: those of the evaluation domain of the task's name, else the reference's."""
-    own = next((domain for domain in inputs.evaluation_domains if domain.name == task), None)
-    domain = Domain(name=task, path=f"reference:{task}") if own is None else own
-    part: Part = "heldout" if domain.path.startswith("reference:") else inputs.evaluation_part
-    intake = inputs.config.calibration
-    records = load_records(domain, part=part, intake=intake, tokenizer=inputs.tokenizer, holdout=inputs.holdout)
-    return agent_questions(records, count=inputs.config.evaluation.task_questions)
 
 
 def report_stage(run: Run, plans: Mapping[str, PrunePlan], metrics: Mapping[str, float]) -> Path:

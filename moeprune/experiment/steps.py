@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.files import existing_parent
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.artifacts.statistics import RoutingStatistics
 from moeprune.config.load import parse_scalar, validate
@@ -140,8 +141,8 @@ def require_writable(path: Path, suffix: str) -> None:
         raise InputError(f"-o {path}: expected a name that ends in {suffix}")
     if path.is_dir():
         raise InputError(f"-o {path}: is a directory; give a file name")
-    parent = next((p for p in path.absolute().parents if p.exists()), None)
-    if parent is None or not parent.is_dir():
+    parent = existing_parent(path)
+    if not parent.is_dir():
         raise InputError(f"-o {path}: {parent} is not a directory")
     if not os.access(parent, os.W_OK):
         raise InputError(f"-o {path}: {parent} cannot be written to; give a name in another directory")
