@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from moeprune.artifacts.statistics import Layer as Layer
     from moeprune.artifacts.statistics import LayerStatistics as LayerStatistics
     from moeprune.artifacts.statistics import RoutingStatistics as RoutingStatistics
-    from moeprune.checkpoint.writer import prune_checkpoint as prune  # noqa: F401
+    from moeprune.checkpoint.prune import prune_checkpoint as prune  # noqa: F401
     from moeprune.data.options import Domain as Domain
     from moeprune.data.options import Intake as Intake
     from moeprune.data.trajectories import TokenSet as TokenSet
     from moeprune.data.trajectories import load_records as load_records
     from moeprune.data.trajectories import load_tokens as load_tokens
     from moeprune.evaluation.agent import agent_questions as agent_questions
+    from moeprune.evaluation.agent import agent_task as agent_task
     from moeprune.evaluation.fidelity import fidelity as evaluate  # noqa: F401
-    from moeprune.evaluation.generation import agent_task as agent_task
-    from moeprune.experiment.interaction_figure import cluster_order as cluster_order
-    from moeprune.experiment.report_result import jaccard as jaccard
     from moeprune.models.loading import ModelOptions as ModelOptions
     from moeprune.models.loading import load_model as load_model
     from moeprune.models.pruned import pruned as pruned
     from moeprune.recording.recorder import record as record
-    from moeprune.selection.interaction import interaction as interaction
+    from moeprune.report.draw_run import cluster_order as cluster_order
+    from moeprune.report.results import jaccard as jaccard
+    from moeprune.selection.criteria.hope import interaction as interaction
     from moeprune.selection.options import SelectionOptions as SelectionOptions
     from moeprune.selection.select import select as select
 
@@ -51,19 +51,19 @@ _PLACES = {
     "Layer": ("moeprune.artifacts.statistics", "Layer"),
     "LayerStatistics": ("moeprune.artifacts.statistics", "LayerStatistics"),
     "RoutingStatistics": ("moeprune.artifacts.statistics", "RoutingStatistics"),
-    "prune": ("moeprune.checkpoint.writer", "prune_checkpoint"),
+    "prune": ("moeprune.checkpoint.prune", "prune_checkpoint"),
     "Domain": ("moeprune.data.options", "Domain"),
     "Intake": ("moeprune.data.options", "Intake"),
     "TokenSet": ("moeprune.data.trajectories", "TokenSet"),
     "load_tokens": ("moeprune.data.trajectories", "load_tokens"),
     "load_records": ("moeprune.data.trajectories", "load_records"),
     "agent_questions": ("moeprune.evaluation.agent", "agent_questions"),
-    "agent_task": ("moeprune.evaluation.generation", "agent_task"),
-    "cluster_order": ("moeprune.experiment.interaction_figure", "cluster_order"),
-    "jaccard": ("moeprune.experiment.report_result", "jaccard"),
-    "interaction": ("moeprune.selection.interaction", "interaction"),
+    "agent_task": ("moeprune.evaluation.agent", "agent_task"),
+    "cluster_order": ("moeprune.report.draw_run", "cluster_order"),
+    "jaccard": ("moeprune.report.results", "jaccard"),
+    "interaction": ("moeprune.selection.criteria.hope", "interaction"),
     "evaluate": ("moeprune.evaluation.fidelity", "fidelity"),
-    "ModelOptions": ("moeprune.models.loading", "ModelOptions"),
+    "ModelOptions": ("moeprune.models.options", "ModelOptions"),
     "load_model": ("moeprune.models.loading", "load_model"),
     "pruned": ("moeprune.models.pruned", "pruned"),
     "record": ("moeprune.recording.recorder", "record"),

@@ -52,7 +52,7 @@ def _finish(summary: dict[str, Any], written: Path | None, *, as_json: bool) -> 
 
 
 def _start(as_json: bool) -> None:
-    from moeprune.experiment.console import speak
+    from moeprune.console import speak
 
     speak(quiet=as_json)
 
@@ -70,7 +70,7 @@ def run(
 ) -> None:
     """All stages of one run: record, select, prune, evaluate, report."""
     _start(as_json)
-    from moeprune.experiment.pipeline import run_file
+    from moeprune.run.pipeline import run_file
 
     outcome = run_file(config, overrides or [], output=output, until=until, redo=redo)
     summary = {
@@ -94,7 +94,7 @@ def grid(
 ) -> None:
     """Every run of a grid, resumed run by run, and their comparison."""
     _start(as_json)
-    from moeprune.experiment.grid import run_grid
+    from moeprune.run.grid import run_grid
 
     outcome = run_grid(config, overrides or [], output=output, pattern=only, workers=workers, ray=ray)
     summary = {"grid": outcome.directory, "done": outcome.done, "failed": outcome.failed, "report": outcome.report}
@@ -112,7 +112,7 @@ def check(
 ) -> None:
     """Validate a config: data counts, families, budget and an estimate of the pass; loads no weights."""
     _start(as_json)
-    from moeprune.experiment.preflight import check_file
+    from moeprune.commands.check import check_file
 
     summary = check_file(config, overrides or [], memory=memory)
     _finish(summary, None, as_json=as_json)
@@ -136,7 +136,7 @@ def record(
 ) -> None:
     """Routing statistics of a model on trajectories."""
     _start(as_json)
-    from moeprune.experiment.steps import record_file
+    from moeprune.commands.arguments import record_file
 
     calibration = {"sequence_length": sequence_length, "overflow": overflow, "statistics": statistics}
     each = {"count": count, "tokens": tokens}
@@ -173,7 +173,7 @@ def select(
 ) -> None:
     """A prune plan from recorded statistics; needs no model."""
     _start(as_json)
-    from moeprune.experiment.steps import select_file
+    from moeprune.commands.arguments import select_file
 
     hope = {"product": product, "normalise": normalise, "pairwise": False if no_pairwise else None}
     budget = {"prune": prune, "scope": scope, "multiple_of": multiple_of, "floor": floor, "ceiling": ceiling}
@@ -198,7 +198,7 @@ def prune(
 ) -> None:
     """A checkpoint with the kept experts only, as stock engines load it."""
     _start(as_json)
-    from moeprune.experiment.steps import prune_directory
+    from moeprune.commands.arguments import prune_directory
 
     summary = prune_directory(model, plan, output, overwrite=overwrite, dry_run=dry_run, mtp=mtp)
     _finish(summary, None if dry_run else output, as_json=as_json)
@@ -220,7 +220,7 @@ def evaluate(
 ) -> None:
     """Fidelity to the unpruned model on held-out data, worst domain first."""
     _start(as_json)
-    from moeprune.experiment.evaluate import evaluate_model
+    from moeprune.commands.evaluate import evaluate_model
 
     summary = evaluate_model(
         model,
@@ -245,7 +245,7 @@ def compress(
 ) -> None:
     """A checkpoint with sparse or quantised weights, of a MoE or of a dense model."""
     _start(as_json)
-    from moeprune.experiment.compress import compress_file
+    from moeprune.commands.compress import compress_file
 
     summary = compress_file(model, config, output, overwrite=overwrite)
     _finish(summary, output, as_json=as_json)
@@ -265,7 +265,7 @@ def generate(
 ) -> None:
     """Trajectories of the model's own making, to calibrate on; a stopped call goes on where it was."""
     _start(as_json)
-    from moeprune.experiment.generate import generate_file
+    from moeprune.commands.generate import generate_file
 
     options = {
         "tools": tools,
@@ -294,7 +294,7 @@ def verify(
 ) -> None:
     """Proof in a serving engine: its greedy tokens and log-probabilities beside the pruned model in memory."""
     _start(as_json)
-    from moeprune.experiment.verify import install_engine, verify_checkpoint
+    from moeprune.commands.verify import install_engine, verify_checkpoint
 
     if install is not None:
         made = install_engine(install, output, checkpoint)
@@ -332,7 +332,7 @@ def export(
 ) -> None:
     """A GGUF file by your own llama.cpp, its routing checked against config.json and its tokens in llama.cpp."""
     _start(as_json)
-    from moeprune.experiment.export import export_file
+    from moeprune.commands.export import export_file
 
     summary = export_file(
         checkpoint,
@@ -356,7 +356,7 @@ def export(
 def inspect(path: Path, as_json: Json = False) -> None:
     """What is in a statistics file, a plan, a metrics file, a run, a checkpoint or a model."""
     _start(as_json)
-    from moeprune.experiment.inspection import inspect_path
+    from moeprune.commands.inspect import inspect_path
 
     lines, summary = inspect_path(path)
     _finish(summary, None, as_json=as_json) if as_json else print("\n".join(lines))
@@ -365,7 +365,7 @@ def inspect(path: Path, as_json: Json = False) -> None:
 @app.command()
 def families(as_json: Json = False) -> None:
     """The model families, with what is verified in the installed transformers release."""
-    from moeprune.experiment.inspection import families_table
+    from moeprune.commands.inspect import families_table
 
     lines, summary = families_table()
     _finish(summary, None, as_json=as_json) if as_json else print("\n".join(lines))
@@ -380,7 +380,7 @@ def report(
 ) -> None:
     """Write the report of runs and grids again from what is on disk, or one that compares runs."""
     _start(as_json)
-    from moeprune.experiment.steps import report_runs
+    from moeprune.commands.arguments import report_runs
 
     written = report_runs(runs, format=format, together=together)
     for path in written[:-1]:

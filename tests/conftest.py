@@ -9,7 +9,11 @@ os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start: their
 import pytest
 import torch
 
-from moeprune.models.loading import LoadedModel, ModelOptions, load_model
+from moeprune.models.loading import (
+    LoadedModel,
+    load_model,
+)
+from moeprune.models.options import ModelOptions
 
 torch.set_num_threads(1)
 

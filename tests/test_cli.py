@@ -233,7 +233,7 @@ def test_ctrl_c_ends_with_130_and_says_how_to_go_on(monkeypatch, capsys):
     def stopped():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("moeprune.experiment.inspection.families_table", stopped)
+    monkeypatch.setattr("moeprune.commands.inspect.families_table", stopped)
     monkeypatch.setattr(sys, "argv", ["moeprune", "families"])
     with pytest.raises(SystemExit) as ended:
         main()

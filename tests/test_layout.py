@@ -19,10 +19,11 @@ ROOT = PACKAGE.parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # A room may import itself, the rooms named here, and moeprune.reference. A dotted name admits one module of a room.
-BELOW = {"models", "data", "artifacts"}
+BELOW = {"models", "data", "artifacts", "console"}
 WORK = {"recording", "selection", "checkpoint", "dense", "evaluation", "serving"}
 MAY_IMPORT = {
     "artifacts": set(),
+    "console": {"artifacts"},
     "reference": set(),
     "models": {"artifacts"},
     "data": {"artifacts"},
@@ -31,12 +32,14 @@ MAY_IMPORT = {
     "checkpoint": BELOW,
     "evaluation": BELOW,
     "serving": BELOW,
-    "dense": BELOW | {"checkpoint.edits"},
-    "config": BELOW | WORK | {"experiment.refine", "experiment.tracking"},  # their option classes
-    "experiment": BELOW | WORK | {"config"},
-    "cli": BELOW | WORK | {"config", "experiment"},
+    "dense": BELOW | {"checkpoint"},
+    "config": BELOW | WORK | {"run.refine", "run.tracking"},  # their option classes
+    "report": BELOW | WORK | {"config", "run"},
+    "run": BELOW | WORK | {"config", "report"},
+    "commands": BELOW | WORK | {"config", "run", "report"},
+    "cli": BELOW | WORK | {"config", "run", "commands", "report"},
     "__main__": {"cli"},
-    "__init__": BELOW | WORK | {"experiment"},
+    "__init__": BELOW | WORK | {"run", "report", "commands"},
 }
 SELECTION_MAY_IMPORT = {"numpy", "scipy", "cvxpy", "osqp", "scs", "pydantic"}
 HEAVY = {"torch", "transformers", "cvxpy", "wandb", "datasets", "matplotlib"}
@@ -93,11 +96,11 @@ def test_imports_point_one_way(path):
     ("room", "name"),
     [
         ("selection", "moeprune.models.layers"),
-        ("models", "moeprune.data.batches"),
+        ("models", "moeprune.data.trajectories"),
         ("artifacts", "moeprune.selection"),
-        ("dense", "moeprune.checkpoint.writer"),
-        ("recording", "moeprune.experiment.runs"),
-        ("config", "moeprune.experiment.pipeline"),
+        ("models", "moeprune.checkpoint.prune"),
+        ("recording", "moeprune.run.directory"),
+        ("config", "moeprune.run.pipeline"),
         ("evaluation", "moeprune.record"),
     ],
 )

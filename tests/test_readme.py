@@ -94,7 +94,7 @@ def test_the_criterion_of_the_contributing_page_works(tmp_path):
 
     from moeprune.selection.options import SelectionOptions
     from moeprune.selection.select import select
-    from tests.experiment.made_run import statistics
+    from tests.report.example_run import statistics
 
     code = re.search(r"^```python\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(), re.S | re.M).group(1)
     (tmp_path / "my_criteria.py").write_text(code)

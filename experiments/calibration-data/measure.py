@@ -17,10 +17,12 @@ from moeprune.artifacts.plan import PrunePlan
 from moeprune.artifacts.statistics import RoutingStatistics
 from moeprune.data.options import Count, Domain, Intake
 from moeprune.data.trajectories import TokenSet, load_records, load_tokens
-from moeprune.evaluation.agent import agent_questions
+from moeprune.evaluation.agent import agent_questions, agent_task
 from moeprune.evaluation.fidelity import fidelity
-from moeprune.evaluation.generation import agent_task
-from moeprune.models.loading import ModelOptions, load_model
+from moeprune.models.loading import (
+    load_model,
+)
+from moeprune.models.options import ModelOptions
 from moeprune.recording.recorder import record
 from moeprune.reference import DOMAINS
 from moeprune.selection.options import SelectionOptions

@@ -26,7 +26,7 @@ FIELDS = ("gib", "shard_mib", "method", "run", "seconds", "first_byte", "cpu_sec
 
 def make_checkpoint(directory: Path, *, size: int, shard_size: int) -> None:
     """A checkpoint of about `size` bytes in files of about `shard_size`, random bf16 weights, made without a model."""
-    from moeprune.checkpoint.headers import header_bytes
+    from moeprune.artifacts.safetensors_files import header_bytes
 
     layers = max(1, size // (EXPERTS * EXPERT_BYTES))
     config = {
@@ -131,7 +131,7 @@ def measured(method: str, source: Path, kept: Path, plan: Path, out: Path) -> di
 
         from moeprune.artifacts.plan import PrunePlan
         from moeprune.checkpoint.inventory import inventory
-        from moeprune.checkpoint.writer import prune_checkpoint
+        from moeprune.checkpoint.prune import prune_checkpoint
 
         decision = PrunePlan.load(plan)
         inventory(source)  # transformers imports a model's module when it first needs it

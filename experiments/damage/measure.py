@@ -16,7 +16,7 @@ import torch
 
 import moeprune as mp
 from moeprune.reference import DOMAINS
-from moeprune.selection.evidence import LayerEvidence, gather
+from moeprune.selection.criteria.criterion import LayerEvidence, gather
 
 CRITERIA: dict[str, dict[str, Any]] = {
     "frequency": {"name": "frequency"},

@@ -18,10 +18,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import plain
 
-from moeprune.dense.quantize import GPTQ
-from moeprune.dense.sparsegpt import SparseGPT
-from moeprune.dense.statistics import InputStatistics
-from moeprune.dense.wanda import Wanda
+from moeprune.dense.methods.inputs import InputStatistics
+from moeprune.dense.methods.pruning import SparseGPT, Wanda
+from moeprune.dense.methods.quantising import GPTQ
 
 COLUMNS = ("method", "size", "kernel", "seconds", "ratio", "error", "zeros")
 

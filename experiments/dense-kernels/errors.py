@@ -15,13 +15,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from benchmark import layer
 
-from moeprune.dense.awq import AWQ
-from moeprune.dense.formats import FP8, NF4
-from moeprune.dense.magnitude import Magnitude
-from moeprune.dense.quantize import GPTQ, RTN, Joint
-from moeprune.dense.result import sparsity_of
-from moeprune.dense.sparsegpt import SparseGPT
-from moeprune.dense.wanda import Wanda, WandaUpdate
+from moeprune.dense.methods.pruning import Magnitude, SparseGPT, Wanda, WandaUpdate
+from moeprune.dense.methods.quantising import AWQ, FP8, GPTQ, NF4, RTN, Joint
+from moeprune.dense.methods.result import sparsity_of
 
 HALF, TWO_OF_FOUR = {"sparsity": 0.5}, {"pattern": "2:4"}
 SINGLE = {

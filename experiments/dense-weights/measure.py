@@ -19,17 +19,16 @@ import torch
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.data.options import Domain, Intake
 from moeprune.data.trajectories import TokenSet, load_tokens
-from moeprune.dense.awq import AWQ
-from moeprune.dense.formats import FP8, NF4
-from moeprune.dense.magnitude import Magnitude
-from moeprune.dense.method import DenseMethod
-from moeprune.dense.quantize import GPTQ, RTN, Joint
+from moeprune.dense.methods.method import DenseMethod
+from moeprune.dense.methods.pruning import Magnitude, SparseGPT, Wanda, WandaUpdate
+from moeprune.dense.methods.quantising import AWQ, FP8, GPTQ, NF4, RTN, Joint
 from moeprune.dense.report import DenseReport
-from moeprune.dense.sparsegpt import SparseGPT
 from moeprune.dense.walk import compress_model
-from moeprune.dense.wanda import Wanda, WandaUpdate
 from moeprune.evaluation.fidelity import compare, logits_of
-from moeprune.models.loading import ModelOptions, load_model
+from moeprune.models.loading import (
+    load_model,
+)
+from moeprune.models.options import ModelOptions
 from moeprune.models.pruned import pruned
 from moeprune.recording.recorder import record
 from moeprune.selection.options import SelectionOptions

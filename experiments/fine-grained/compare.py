@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 import moeprune as mp
+from moeprune.evaluation.agent import agent_answers
 from moeprune.evaluation.fidelity import compare, logits_of
-from moeprune.evaluation.generation import agent_answers
 from moeprune.evaluation.intervals import Comparison, Estimate, paired_difference
 from moeprune.models.loading import LoadedModel
 from moeprune.reference import DOMAINS

@@ -69,7 +69,7 @@ def carry_out(way: str, source: Path, tokens: Any, out: Path) -> None:
     """One of WAYS, on the checkpoint in `source`."""
     from moeprune.checkpoint.inventory import checkpoint_fingerprint, inventory
     from moeprune.models.loading import ModelOptions
-    from moeprune.models.streaming import open_streamed
+    from moeprune.models.streaming.model import open_streamed
 
     options = ModelOptions(path=str(source))
     if way == "record streamed":
@@ -78,14 +78,14 @@ def carry_out(way: str, source: Path, tokens: Any, out: Path) -> None:
         fingerprint = checkpoint_fingerprint(inventory(source))
         record_streamed(open_streamed(options, device="cpu"), tokens, fingerprint=fingerprint)
     elif way == "compress streamed":
-        from moeprune.dense.sparsegpt import SparseGPT
-        from moeprune.experiment.compress_write import compress_checkpoint
+        from moeprune.dense.compress import compress_checkpoint
+        from moeprune.dense.methods.pruning import SparseGPT
 
         methods = [SparseGPT(targets=("attention",), minimum_tokens=1)]
         compress_checkpoint(source, out, methods, tokens, device="cpu", streaming="on")
     else:
         from moeprune.artifacts.plan import PrunePlan
-        from moeprune.checkpoint.writer import prune_checkpoint
+        from moeprune.checkpoint.prune import prune_checkpoint
 
         prune_checkpoint(source, PrunePlan.load(plan_of(source)), out)
 
@@ -105,7 +105,7 @@ def in_memory(source: Path, tokens: Any) -> dict[str, dict[str, float]]:
 def plain_forward(model: Any, tokens: Any) -> None:
     import torch
 
-    from moeprune.data.batches import collate, plan_batches
+    from moeprune.data.trajectories import collate, plan_batches
     from moeprune.models.memory import keep_freed_memory
 
     keep_freed_memory()
@@ -214,7 +214,7 @@ def predicted(source: Path, tokens: int) -> dict[str, float]:
     from types import SimpleNamespace
 
     from moeprune.checkpoint.inventory import inventory
-    from moeprune.experiment.preflight import estimate_pass
+    from moeprune.commands.check import estimate_pass
 
     config = SimpleNamespace(model=SimpleNamespace(dtype="auto"), calibration=SimpleNamespace(domains=["random"]))
     inputs = SimpleNamespace(
@@ -279,7 +279,7 @@ def one_round(work: Path, layers: int, experts: int, tokens: int) -> Iterator[di
 def prepared(source: Path, kept: Path, layers: int, experts: int) -> dict[str, float]:
     """Makes the checkpoint, its plan, and the bytes that `cp` copies; sizes of the model."""
     from moeprune.artifacts.plan import PrunePlan
-    from moeprune.checkpoint.writer import prune_checkpoint
+    from moeprune.checkpoint.prune import prune_checkpoint
 
     make_checkpoint(source, layers=layers, experts=experts)
     make_plan(source)

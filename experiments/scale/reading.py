@@ -20,7 +20,7 @@ FIELDS = ("hidden", "width", "layers", "run", "tensors", "bytes", "cpu_seconds",
 
 def read_layers(source: Path) -> dict[str, float]:
     from moeprune.models.loading import ModelOptions
-    from moeprune.models.streaming import open_streamed
+    from moeprune.models.streaming.model import open_streamed
 
     streamed = open_streamed(ModelOptions(path=str(source)), device="cpu")
     started, spent = time.perf_counter(), time.process_time()

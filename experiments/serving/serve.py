@@ -17,7 +17,7 @@ from pathlib import Path
 
 from moeprune.data.options import Domain
 from moeprune.data.trajectories import load_records
-from moeprune.models.shipping import serve_flags
+from moeprune.models.engine_limits import serve_flags
 
 HERE = Path(__file__).parent
 PORT = 18423

@@ -18,7 +18,7 @@ from moeprune.checkpoint.inventory import inventory
 from moeprune.evaluation.speed import prompts_of
 from moeprune.models.loading import load_config
 from moeprune.reference import MODEL_DIR
-from moeprune.serving.speed import vllm_speed
+from moeprune.serving.vllm_speed import vllm_speed
 from tests.tiny import save_tiny
 
 BIG = {

@@ -16,13 +16,16 @@ import numpy as np
 from moeprune.artifacts.statistics import LayerStatistics
 from moeprune.data.options import Domain, Intake
 from moeprune.data.trajectories import load_tokens
-from moeprune.models.loading import LoadedModel, ModelOptions, load_model
+from moeprune.models.loading import (
+    LoadedModel,
+    load_model,
+)
+from moeprune.models.options import ModelOptions
 from moeprune.recording.recorder import record
 from moeprune.reference import DOMAINS
-from moeprune.selection.interaction import interaction
-from moeprune.selection.objective import Quadratic
-from moeprune.selection.problem import problem
-from moeprune.selection.solvers import Swap
+from moeprune.selection.criteria.hope import interaction
+from moeprune.selection.objective import Quadratic, problem
+from moeprune.selection.solvers.table import Swap
 
 HERE = Path(__file__).parent
 SHRINKAGE = (0.0, 1.0, 3.0, 10.0, 30.0, 100.0)

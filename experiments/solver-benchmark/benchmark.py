@@ -16,10 +16,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 from synthetic import KINDS, matrix
 
-from moeprune.selection.certificate import certified, gap_of
-from moeprune.selection.objective import Quadratic
-from moeprune.selection.problem import Problem, Solution, problem
-from moeprune.selection.solvers import Exact, Greedy, Relaxed, Slsqp, Solver, Swap, Thorough
+from moeprune.selection.objective import Problem, Quadratic, Solution, problem
+from moeprune.selection.solvers.certificate import certified, gap_of
+from moeprune.selection.solvers.table import Exact, Greedy, Relaxed, Slsqp, Solver, Swap, Thorough
 
 HERE = Path(__file__).parent
 SCALES = (1e-9, 1e6)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moeprune.artifacts.statistics import LayerStatistics
-from moeprune.selection.interaction import interaction
+from moeprune.selection.criteria.hope import interaction
 
 KINDS = ("clusters", "hubs", "dead", "ties", "stress")
 

@@ -1,8 +1,12 @@
-"""Files that are either whole or absent: written beside, flushed to disk, renamed."""
+"""Files that are either whole or absent: written beside, flushed to disk, renamed.
+
+Metrics: one flat level of finite numbers, `metrics.json`. The names are listed in README.md.
+"""
 
 import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,3 +51,18 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not a JSON file ({error})") from error
+
+
+def save_metrics(path: Path, metrics: Mapping[str, float]) -> None:
+    """Raises ValueError for a value that is not a finite number: a metric that could not be measured is left out."""
+    for name, value in metrics.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"metric {name} is {value!r}, not a finite number")
+    write_json(path, dict(sorted(metrics.items())))
+
+
+def load_metrics(path: Path) -> dict[str, float]:
+    metrics = read_json(path)
+    if not isinstance(metrics, dict) or not all(type(value) in (int, float) for value in metrics.values()):
+        raise InputError(f"{path}: not a metrics file; expected one flat JSON object of numbers")
+    return {str(name): float(value) for name, value in metrics.items()}

@@ -3,17 +3,100 @@
     edits = expert_edits(checkpoint, {"model.layers.3.mlp": [0, 2, 5, 7], ...})
 
 Expert pruning and the dense methods both end here; the writer knows edits only.
+
+Module names inside quantisation settings: those that name an expert by number follow it.
+
+Tables on disk that list the experts of every token id: their values are expert ids and follow the experts.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
 
 from moeprune.artifacts.errors import InputError
-from moeprune.checkpoint.headers import Entry
+from moeprune.artifacts.safetensors_files import Entry
 from moeprune.checkpoint.inventory import Inventory, Tensor
-from moeprune.checkpoint.memory_names import EXPERT_NUMBER
-from moeprune.checkpoint.tables import read_table, rewritten_table
+from moeprune.checkpoint.names import EXPERT_NUMBER
+
+_TYPES = {"I64": "<i8", "I32": "<i4"}
+
+
+def read_table(file: Path, entry: Entry) -> np.ndarray:
+    """Expert ids (tokens, k), as they are stored. Raises InputError for another type or a number of axes."""
+    if entry.dtype not in _TYPES or len(entry.shape) != 2:
+        raise InputError(
+            f"{entry.name}: expert ids by token, stored as {entry.dtype} {list(entry.shape)}; known: (tokens, k) of "
+            f"{' or '.join(_TYPES)}"
+        )
+    with file.open("rb") as source:
+        source.seek(entry.start)
+        return np.frombuffer(source.read(entry.size), dtype=_TYPES[entry.dtype]).reshape(entry.shape)
+
+
+def rewritten_table(file: Path, entry: Entry, order: Sequence[int], num_experts: int) -> bytes:
+    """The table's bytes when expert j is what expert `order[j]` was; see models.expert_table for removed ones."""
+    import torch
+
+    from moeprune.models.pruned import remapped
+
+    table = torch.from_numpy(read_table(file, entry).copy())
+    return remapped(table, order, num_experts).numpy().tobytes()
+
+
+def replaced_share(file: Path, entry: Entry, kept: Sequence[int]) -> float:
+    """The share of entries that name an expert which is not kept."""
+    return float(np.isin(read_table(file, entry), kept, invert=True).mean())
+
+
+_NUMBER = re.compile(r"(?<=\bexperts\.)\d+(?=\.|$)")
+_NUMBER_IN_PATTERN = re.compile(r"\bexperts\\?\.\d+")
+
+
+def module_renamer(checkpoint: Inventory, orders: Mapping[str, Sequence[int]]) -> Callable[[str], str | None]:
+    """A function from a module's name or pattern to the one that means the same modules after the edit, None for none.
+
+    It raises InputError for an expert's number in a regular expression, and for one in a block that is not known.
+    """
+    layers = _layers_by_prefix(checkpoint)
+    numbers = {
+        layer: {str(old): str(new) for new, old in enumerate([*order, *checkpoint.memory.extra_ids(layer)])}
+        for layer, order in orders.items()
+    }
+    mtp = [tensor.name for tensor in checkpoint.mtp]
+
+    def renamed(name: str) -> str | None:
+        match = _NUMBER.search(name)
+        if match is None and _NUMBER_IN_PATTERN.search(name) is None:
+            return name
+        layer = layers.get(name[: match.start()]) if match is not None else None
+        if match is not None and layer is not None:
+            number = numbers[layer].get(match.group())
+            return None if number is None else name[: match.start()] + number + name[match.end() :]
+        if match is not None and any(tensor.startswith(name[: match.start()]) for tensor in mtp):
+            return None
+        raise InputError(
+            f"quantization_config names {name!r}, an expert by its number, and whose is not clear; it cannot be "
+            "renumbered. Spell out the module names"
+        )
+
+    return renamed
+
+
+def _layers_by_prefix(checkpoint: Inventory) -> dict[str, str]:
+    """What the names of a layer's experts begin with, on disk and in memory -> the layer."""
+    prefixes = {f"{layer.name}.experts.": layer.name for layer in checkpoint.layers}
+    for tensor in checkpoint.tensors:
+        if tensor.role == "expert":
+            match = EXPERT_NUMBER.search(tensor.name)
+            assert match is not None
+            assert tensor.layer is not None
+            prefixes[tensor.name[: match.start()]] = tensor.layer
+    return prefixes
+
 
 Span = tuple[int, int]  # start and stop, counted from the beginning of the source file
 

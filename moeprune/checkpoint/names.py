@@ -17,7 +17,7 @@ from typing import Any
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.statistics import Layer
-from moeprune.checkpoint.model_config import with_expert_count
+from moeprune.checkpoint.config_json import with_expert_count
 from moeprune.models.families import Family
 
 # Names that quantised checkpoints give to the parts of one weight: what a module's `weight` becomes ...

@@ -14,22 +14,18 @@ from typing import Any
 
 from moeprune.artifacts.files import read_json
 from moeprune.artifacts.plan import PrunePlan
+from moeprune.artifacts.safetensors_files import Entry
 from moeprune.checkpoint import card as cards
-from moeprune.checkpoint.audit import Audit, require_counts, require_reload, require_routers
-from moeprune.checkpoint.edits import expert_edits, mtp_edits
-from moeprune.checkpoint.headers import Entry
+from moeprune.checkpoint.atomic_directory import Placement
+from moeprune.checkpoint.audit import Audit, require_counts, require_plan_fits, require_reload, require_routers
+from moeprune.checkpoint.config_json import QUANTIZATION_FILES, count_edits, quantization_edits, renamed_modules
+from moeprune.checkpoint.config_json import mtp_edits as mtp_config_edits
+from moeprune.checkpoint.edits import expert_edits, module_renamer, mtp_edits, replaced_share
 from moeprune.checkpoint.inventory import Inventory, inventory
-from moeprune.checkpoint.memory_names import parsed_config
-from moeprune.checkpoint.model_config import QUANTIZATION_FILES, count_edits, quantization_edits, renamed_modules
-from moeprune.checkpoint.model_config import mtp_edits as mtp_config_edits
+from moeprune.checkpoint.names import parsed_config
 from moeprune.checkpoint.options import MtpPolicy
-from moeprune.checkpoint.other_files import CARD, CONFIG, RECORD, sha256
-from moeprune.checkpoint.placement import Placement
-from moeprune.checkpoint.quantized_names import module_renamer
-from moeprune.checkpoint.rewrite import Progress, Work, plan_work, write_work
-from moeprune.checkpoint.rules import require_plan_fits
-from moeprune.checkpoint.tables import replaced_share
-from moeprune.models.shipping import notes
+from moeprune.checkpoint.rewrite import CARD, CONFIG, RECORD, Progress, Work, plan_work, sha256, write_work
+from moeprune.models.engine_limits import notes
 from moeprune.reference import named
 
 MTP_WARNING = (

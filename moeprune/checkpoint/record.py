@@ -11,7 +11,7 @@ from typing import Any
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json, write_json, write_text
-from moeprune.checkpoint.other_files import CARD, RECORD
+from moeprune.checkpoint.rewrite import CARD, RECORD
 
 SECTION = "serving"  # of moeprune.json: name of the proof -> the proof
 _BASE_CARD = "\n---\n\n## Model card of the base model"

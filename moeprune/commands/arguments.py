@@ -11,9 +11,9 @@ from moeprune.artifacts.plan import PrunePlan
 from moeprune.artifacts.statistics import RoutingStatistics
 from moeprune.config.load import parse_scalar, validate
 from moeprune.config.schema import RunConfig
-from moeprune.experiment.console import say, warn
-from moeprune.experiment.inputs import Inputs
-from moeprune.experiment.runs import stage_key
+from moeprune.console import say, warn
+from moeprune.run.directory import stage_key
+from moeprune.run.opened import Inputs
 
 Values = Mapping[str, Any]
 
@@ -22,8 +22,8 @@ def record_file(
     model: str, domains: Sequence[str], output: Path, *, each: Values, calibration: Values, runtime: Values
 ) -> dict[str, Any]:
     """Record `NAME=PATH` domains into one statistics file; resumes where a killed call was."""
-    from moeprune.experiment.passes import assist, leading
-    from moeprune.experiment.stages import partial_of, record_to
+    from moeprune.run.stages import partial_of, record_to
+    from moeprune.run.team import assist, leading
 
     require_writable(output, ".safetensors")
     named = [{"name": name, "path": path, **each} for name, path in map(name_and_value, domains)]
@@ -67,7 +67,7 @@ def select_file(
     mix: Sequence[str],
 ) -> dict[str, Any]:
     """Write the plan for a statistics file; options as they are typed on the command line."""
-    from moeprune.experiment.select_run import describe_mix, describe_plan
+    from moeprune.run.select_stage import describe_mix, describe_plan
     from moeprune.selection.options import SelectionOptions
     from moeprune.selection.select import select
 
@@ -94,8 +94,8 @@ def prune_directory(
 ) -> dict[str, Any]:
     """Write the pruned checkpoint of a plan."""
     from moeprune.checkpoint.options import CheckpointOptions
-    from moeprune.checkpoint.writer import prune_checkpoint
-    from moeprune.experiment.console import progress
+    from moeprune.checkpoint.prune import prune_checkpoint
+    from moeprune.console import progress
 
     options = validate(CheckpointOptions, {"mtp": mtp}, place="prune")
     inputs = Inputs(validate(RunConfig, {"model": {"path": model}}, place="prune"))
@@ -117,8 +117,8 @@ def prune_directory(
 
 def report_runs(runs: Sequence[Path], *, format: str, together: Path | None = None) -> list[Path]:
     """Write the reports of runs and grids again, or one comparison of runs; returns the files in the wanted format."""
-    from moeprune.experiment.grid_report import write_comparison, write_grid_report
-    from moeprune.experiment.report import write_report
+    from moeprune.report.grid_report import write_comparison, write_grid_report
+    from moeprune.report.run_report import write_report
 
     if format not in ("html", "md", "csv"):
         raise InputError(f"--format {format}: one of html, md, csv")

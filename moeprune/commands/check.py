@@ -1,20 +1,28 @@
-"""`moeprune check`: everything that can be known before weights are loaded."""
+"""`moeprune check`: everything that can be known before weights are loaded.
+
+Calibration data as a person looks at it: a table of counts, and an example with what counts set apart.
+"""
 
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moeprune.artifacts.errors import InputError
 from moeprune.checkpoint.inventory import Inventory
-from moeprune.config.grid import is_grid, load_grid
+from moeprune.config.grid_file import is_grid, load_grid
 from moeprune.config.load import load_run
-from moeprune.experiment.console import say, warn
-from moeprune.experiment.inputs import Inputs, shared_inputs
-from moeprune.experiment.requirements import require
-from moeprune.experiment.runs import STAGES
-from moeprune.models.loading import ModelOptions, number_bytes
-from moeprune.models.shipping import MTP_KEYS, notes
+from moeprune.console import say, warn
+from moeprune.data.trajectories import Sequence as TokenSequence
+from moeprune.data.trajectories import TokenSet
+from moeprune.models.engine_limits import MTP_KEYS, notes
+from moeprune.models.loading import (
+    number_bytes,
+)
+from moeprune.models.options import ModelOptions
+from moeprune.run.directory import STAGES
+from moeprune.run.opened import Inputs, shared_inputs
+from moeprune.run.pipeline import require
 from moeprune.selection.budget import layer_budgets
 
 
@@ -100,8 +108,6 @@ def _check_grid(path: Path, overrides: Sequence[str], memory: int | None) -> dic
 def _describe_data(inputs: Inputs, part: str) -> dict[str, Any]:
     from rich.console import Console
 
-    from moeprune.data.preview import describe, example
-
     tokens = inputs.calibration if part == "calibration" else inputs.evaluation
     for warning in tokens.warnings:
         warn(warning)
@@ -144,12 +150,13 @@ def estimate_pass(inputs: Inputs) -> dict[str, Any]:
 
 def streamed_bytes(checkpoint: Inventory, width: int) -> int:
     """Memory of a layer-major pass: the largest layer, half of it for what computes and an eighth for what waits."""
-    from moeprune.models import layer_major, streaming
+    from moeprune.models.streaming import model as streaming
+    from moeprune.models.streaming import passes
 
     model = checkpoint.memory.model
     layers = [model.get_submodule(name) for name in streaming.decoder_layers(model)]
     layer = width * max(sum(parameter.numel() for parameter in module.parameters()) for module in layers)
-    return layer + max(streaming.FLOOR, layer // 2) + max(layer_major.FLOOR, layer // 8)
+    return layer + max(streaming.FLOOR, layer // 2) + max(passes.FLOOR, layer // 8)
 
 
 def _operations_per_second(device: str) -> float:
@@ -223,3 +230,72 @@ def kv_bytes_per_token(config: dict[str, Any] | Any) -> int:
     heads = text.get("num_key_value_heads") or text["num_attention_heads"]
     size = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
     return 2 * 2 * layers * heads * size
+
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+COUNTED, OTHER, SIGN = "bold cyan", "dim", "magenta"
+
+
+def describe(token_set: TokenSet) -> "Table":
+    """One row a domain: records used and skipped, tokens, what counts, tokens by role, longest bucket of lengths."""
+    from rich.table import Table
+
+    table = Table(title="Calibration data")
+    for name in ("domain", "records", "skipped", "tokens", "counted", "pieces"):
+        table.add_column(name, justify="left" if name == "domain" else "right")
+    table.add_column("tokens by role")
+    table.add_column("trajectory lengths")
+    for name, told in token_set.manifest.items():
+        skipped = ", ".join(f"{count} {reason}" for reason, count in told["records_skipped"].items())
+        table.add_row(
+            name,
+            f"{told['records_used']:,} of {told['records_read']:,}",
+            skipped or "0",
+            f"{told['tokens']:,}",
+            f"{told['counted']:,} ({told['count']})",
+            f"{told['pieces']:,}",
+            ", ".join(f"{role} {share:.0%}" for role, share in _shares(told["tokens_by_role"])),
+            ", ".join(f"{bucket}: {count}" for bucket, count in told["length_histogram"].items()),
+        )
+    return table
+
+
+def _shares(tokens: dict[str, int]) -> list[tuple[str, float]]:
+    total = sum(tokens.values()) or 1
+    return [(role, count / total) for role, count in sorted(tokens.items(), key=lambda item: (-item[1], item[0]))]
+
+
+def example(token_set: TokenSet, tokenizer: Any, domain: str, *, tokens: int = 200) -> "Text":
+    """The beginning of a trajectory of `domain`: what counts in colour and between ⟦ ⟧, the rest dim.
+
+    The signs are there for terminals without colour; where everything counts there are none.
+    """
+    from rich.text import Text
+
+    sequence = _telling(token_set, domain, tokens)
+    ids, counted = sequence.ids[:tokens], sequence.counted[:tokens]
+    some = not counted.all()
+    text = Text()
+    start = 0
+    for position in range(1, len(ids) + 1):
+        if position < len(ids) and counted[position] == counted[start]:
+            continue
+        run = tokenizer.decode(ids[start:position].tolist(), clean_up_tokenization_spaces=False)
+        if counted[start] and some:
+            text.append("⟦", SIGN).append(run, COUNTED).append("⟧", SIGN)
+        else:
+            text.append(run, COUNTED if counted[start] else OTHER)
+        start = position
+    if len(sequence.ids) > tokens:
+        text.append(" …", SIGN)
+    return text
+
+
+def _telling(token_set: TokenSet, domain: str, tokens: int) -> TokenSequence:
+    """The first sequence that shows both what counts and what does not within `tokens`, or else the first one."""
+    own: Sequence[TokenSequence] = [sequence for sequence in token_set.sequences if sequence.domain == domain]
+    assert own, f"no sequence of {domain}"
+    return next((s for s in own if s.counted[:tokens].any() and not s.counted[:tokens].all()), own[0])

@@ -6,17 +6,21 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from moeprune.artifacts.errors import InputError
+from moeprune.checkpoint.atomic_directory import Placement
 from moeprune.checkpoint.options import Layout
-from moeprune.checkpoint.placement import Placement
 from moeprune.config.load import read_yaml, validate
 from moeprune.config.schema import CalibrationOptions, RuntimeOptions, Section
+from moeprune.console import say, warn
 from moeprune.data.options import Domain
 from moeprune.data.trajectories import TokenSet, load_tokens
+from moeprune.dense.compress import compress_checkpoint, need_data
 from moeprune.dense.options import DenseOptions
-from moeprune.experiment.compress_write import compress_checkpoint, need_data
-from moeprune.experiment.console import say, warn
-from moeprune.experiment.runs import commit
-from moeprune.models.loading import ModelOptions, load_tokenizer, local_directory
+from moeprune.models.loading import (
+    load_tokenizer,
+    local_directory,
+)
+from moeprune.models.options import ModelOptions
+from moeprune.run.directory import commit
 
 REFERENCE = Domain(name="agent", path="reference:agent", tokens=65536)
 

@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from moeprune.artifacts.errors import InputError
-from moeprune.artifacts.metrics import load_metrics, save_metrics
+from moeprune.artifacts.files import load_metrics, save_metrics
 from moeprune.artifacts.plan import PrunePlan
-from moeprune.checkpoint.proof import keep_results
+from moeprune.checkpoint.record import keep_results
+from moeprune.commands.arguments import name_and_value, require_writable
 from moeprune.config.load import validate
 from moeprune.config.schema import RunConfig
+from moeprune.console import progress, say, warn
 from moeprune.evaluation.intervals import Comparison
-from moeprune.experiment.console import progress, say, warn
-from moeprune.experiment.inputs import Inputs
-from moeprune.experiment.passes import compared
-from moeprune.experiment.steps import name_and_value, require_writable
 from moeprune.models.loading import device_of, load_config, local_directory
 from moeprune.models.memory import free_bytes
-from moeprune.models.streaming import StreamedModel, open_streamed
+from moeprune.models.streaming.model import open_streamed
+from moeprune.run.opened import Inputs
+from moeprune.run.team import compared, streamed_comparison
 
 
 class Evaluated(Inputs):
@@ -131,7 +131,7 @@ def _serving_python(engine: str, python: Path | None, *, speed: bool, plan: Path
 
 def _speed_in_vllm(teacher: Inputs, student: Inputs, python: Path) -> dict[str, float]:
     from moeprune.evaluation.speed import prompts_of
-    from moeprune.serving.speed import vllm_speed
+    from moeprune.serving.vllm_speed import vllm_speed
 
     both = (teacher.checkpoint, student.checkpoint)
     sizes = [sum(tensor.entry.size for tensor in one.tensors) for one in both]
@@ -169,7 +169,7 @@ def _by_checkpoint(teacher: Inputs, student: Inputs) -> tuple[Comparison, Subjec
         options, device = student.config.model, student.config.runtime.device
         return streamed_comparison(teacher, open_streamed(options, device=device, rounded=True)), None
     from moeprune.evaluation.fidelity import bounded_batch_tokens, compare, logits_of
-    from moeprune.experiment.compress_run import load_written
+    from moeprune.run.dense_stage import load_written
 
     whole, tokens = teacher.loaded.model, teacher.evaluation
     packed = student.checkpoint.quantization is not None
@@ -178,15 +178,6 @@ def _by_checkpoint(teacher: Inputs, student: Inputs) -> tuple[Comparison, Subjec
     with progress("evaluating") as advance:
         comparison = compare(logits_of(whole), logits, tokens, batch_tokens=size, on_progress=advance)[""]
     return comparison, (smaller, nullcontext())
-
-
-def streamed_comparison(teacher: Inputs, student: StreamedModel) -> Comparison:
-    """A checkpoint against its teacher, one layer of one of them in memory at a time."""
-    from moeprune.evaluation.streamed import compare_two_streamed
-
-    tokens, size = teacher.evaluation, teacher.config.runtime.batch_tokens
-    with progress("evaluating") as advance:
-        return compare_two_streamed(teacher.streamed, student, tokens, batch_tokens=size, on_progress=advance)
 
 
 def _default_data(teacher: str) -> list[dict[str, Any]]:

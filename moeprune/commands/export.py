@@ -7,15 +7,23 @@ from typing import Any
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import existing_parent, read_json
+from moeprune.commands.arguments import require_writable
+from moeprune.commands.verify import verify_checkpoint
 from moeprune.config.load import validate
 from moeprune.config.schema import RunConfig
-from moeprune.experiment.console import say, warn
-from moeprune.experiment.inputs import Inputs
-from moeprune.experiment.steps import require_writable
-from moeprune.experiment.verify import verify_checkpoint
-from moeprune.serving.convert import OUTPUT_TYPES, convert, quantise, require_converter, require_quantiser
+from moeprune.console import say, warn
+from moeprune.run.opened import Inputs
 from moeprune.serving.engines import EngineError, require_python
-from moeprune.serving.gguf import Gguf, differences, read_gguf
+from moeprune.serving.gguf import (
+    OUTPUT_TYPES,
+    Gguf,
+    convert,
+    differences,
+    quantise,
+    read_gguf,
+    require_converter,
+    require_quantiser,
+)
 from moeprune.serving.llama_cpp import require_one_server
 
 SERVERS = ("build/bin/llama-server", "bin/llama-server", "llama-server")

@@ -9,13 +9,16 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from moeprune.artifacts.errors import InputError
+from moeprune.commands.arguments import Values, require_writable
 from moeprune.config.load import validate
+from moeprune.console import progress, say, warn
 from moeprune.data.options import Domain
-from moeprune.data.prompts import Prompt, load_prompts
-from moeprune.data.traces import TraceOptions, TraceReport, write_traces
-from moeprune.experiment.console import progress, say, warn
-from moeprune.experiment.steps import Values, require_writable
-from moeprune.models.loading import ModelOptions, load_model, local_directory
+from moeprune.data.traces import Prompt, TraceOptions, TraceReport, load_prompts, write_traces
+from moeprune.models.loading import (
+    load_model,
+    local_directory,
+)
+from moeprune.models.options import ModelOptions
 
 
 class GenerateOptions(BaseModel):

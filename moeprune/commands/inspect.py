@@ -8,8 +8,7 @@ from typing import Any
 from moeprune.artifacts import plan as plans
 from moeprune.artifacts import statistics as recordings
 from moeprune.artifacts.errors import InputError
-from moeprune.artifacts.files import read_json
-from moeprune.artifacts.metrics import load_metrics
+from moeprune.artifacts.files import load_metrics, read_json
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.artifacts.statistics import RoutingStatistics
 from moeprune.reference import named

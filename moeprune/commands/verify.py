@@ -1,7 +1,10 @@
-"""`moeprune verify` and `moeprune export`: a checkpoint in a real engine beside the pruned model in memory."""
+"""`moeprune verify` and `moeprune export`: a checkpoint in a real engine beside the pruned model in memory.
+
+The pruned model in memory on an engine's tokens: their log-probabilities and those of its own choices.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,16 +13,16 @@ from typing import Any, Literal, cast, get_args
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json
 from moeprune.artifacts.plan import PrunePlan
-from moeprune.checkpoint.proof import keep_proof, require_record
+from moeprune.checkpoint.record import keep_proof, require_record
 from moeprune.config.load import validate
 from moeprune.config.schema import RunConfig
-from moeprune.experiment.console import say, warn
-from moeprune.experiment.inputs import Inputs
-from moeprune.serving.answers import Answers, Proof, compare, tolerance_of
+from moeprune.console import say, warn
+from moeprune.run.opened import Inputs
+from moeprune.serving.answers import Answer, Answers, Proof, Score, compare, tolerance_of
 from moeprune.serving.engines import ENGINES, ask_script, require_python
 from moeprune.serving.gguf import Gguf, differences, read_gguf
 from moeprune.serving.llama_cpp import ask_llama_cpp, require_one_server
-from moeprune.serving.prompts import Questions, questions
+from moeprune.serving.questions import Questions, questions
 
 Precision = Literal["float32", "bfloat16", "float16"]
 ITSELF, BASE = "the checkpoint in transformers", "the base model pruned in memory"
@@ -170,7 +173,6 @@ def _judge(
 ) -> Proof:
     """The proof, against the base pruned by the plan or against the checkpoint as transformers loads it."""
     from moeprune.models.pruned import pruned
-    from moeprune.serving.in_memory import score
 
     model = (inputs if against is None else _inputs(against)).loaded.model
     with nullcontext() if plan is None else pruned(model, plan):
@@ -197,3 +199,25 @@ def _tell(summary: Mapping[str, Any]) -> None:
         warn(text)
     for text in summary["problems"]:
         warn(f"NOT as in memory: {text}")
+
+
+def score(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Answer]) -> list[Score]:
+    """One score a prompt; `model` is a transformers causal language model in eval mode.
+
+    Position by position along prompt and answer in one forward each, without a cache and without padding: as plain as
+    it gets. What was generated last needs no forward of its own.
+    """
+    import torch
+
+    scores = []
+    with torch.no_grad():
+        for prompt, answer in zip(prompts, answers, strict=True):
+            if not answer.tokens:
+                scores.append(Score((), ()))
+                continue
+            ids = torch.tensor([[*prompt, *answer.tokens[:-1]]], device=model.device)
+            logits = model(input_ids=ids).logits[0, len(prompt) - 1 :].double()
+            likely = torch.log_softmax(logits, dim=-1)
+            chosen = likely.gather(1, torch.tensor(answer.tokens, device=model.device)[:, None])[:, 0]
+            scores.append(Score(tuple(chosen.tolist()), tuple(likely.max(dim=-1).values.tolist())))
+    return scores

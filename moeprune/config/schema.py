@@ -8,10 +8,10 @@ from moeprune.checkpoint.options import CheckpointOptions
 from moeprune.data.options import Domain, Intake
 from moeprune.dense.options import DenseOptions
 from moeprune.evaluation.options import EvaluationOptions
-from moeprune.experiment.refine import RefineOptions
-from moeprune.experiment.tracking import TrackingOptions
-from moeprune.models.loading import DeviceMap, ModelOptions
-from moeprune.selection.criteria import AnyCriterion
+from moeprune.models.options import DeviceMap, ModelOptions
+from moeprune.run.refine import RefineOptions
+from moeprune.run.tracking import TrackingOptions
+from moeprune.selection.criteria.table import AnyCriterion
 from moeprune.selection.options import SelectionOptions
 
 

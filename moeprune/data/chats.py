@@ -1,19 +1,41 @@
-"""Messages -> tokens by the model's own chat template, and which of them the model wrote."""
+"""Messages -> tokens by the model's own chat template, and which of them the model wrote.
 
+A trajectory in tokens, with who wrote each of them.
+"""
+
+import hashlib
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from moeprune.artifacts.errors import InputError
 from moeprune.data import masks
-from moeprune.data.encoded import Encoded
 from moeprune.data.options import Count
-from moeprune.data.problems import RecordProblem
+from moeprune.data.readers import RecordProblem
 from moeprune.data.records import Record
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A whole trajectory in tokens."""
+
+    ids: np.ndarray  # (tokens,) int32
+    roles: (
+        np.ndarray
+    )  # (tokens,) words: system, user, assistant, tool, template, text, prompt, completion, ids, unknown
+    counted: np.ndarray  # (tokens,) bool
+    turns: tuple[tuple[str, int, int], ...] = ()  # role, first and last + 1 token of assistant and tool turns
+    changes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def trajectory(self) -> str:
+        """sha256 of the ids as little-endian int64: the identity of a trajectory."""
+        return hashlib.sha256(self.ids.astype("<i8").tobytes()).hexdigest()
+
 
 MARKERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] }}\n\n{% endfor %}"

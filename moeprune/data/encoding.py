@@ -7,10 +7,9 @@ import numpy as np
 
 from moeprune.artifacts.errors import InputError
 from moeprune.data import masks
-from moeprune.data.chats import Chats
-from moeprune.data.encoded import Encoded
+from moeprune.data.chats import Chats, Encoded
 from moeprune.data.options import Count, Intake
-from moeprune.data.problems import RecordProblem
+from moeprune.data.readers import RecordProblem
 from moeprune.data.records import Record
 
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from moeprune.artifacts.errors import InputError
-from moeprune.data.encoded import Encoded
+from moeprune.data.chats import Encoded
 from moeprune.data.options import Domain, Intake, Part
-from moeprune.data.problems import RecordProblem
+from moeprune.data.readers import RecordProblem
 from moeprune.data.records import Record
 from moeprune.data.sources import Source
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from moeprune.data.problems import RecordProblem, kind_of
+from moeprune.data.readers import RecordProblem, kind_of
 
 SHAREGPT_ROLES = {
     "human": "user",

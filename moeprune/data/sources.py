@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from moeprune.artifacts.errors import InputError
-from moeprune.data.files import SUFFIXES, Raw, read_file, suffix_of
 from moeprune.data.options import Domain, Part
-from moeprune.data.problems import RecordProblem
+from moeprune.data.readers import SUFFIXES, Raw, RecordProblem, read_file, suffix_of
 from moeprune.reference import DATA_DIR, DOMAINS
 
 REFERENCE = "reference:"

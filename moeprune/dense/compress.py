@@ -10,21 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.safetensors_files import Entry
+from moeprune.checkpoint.atomic_directory import Placement
 from moeprune.checkpoint.audit import AuditError
-from moeprune.checkpoint.headers import Entry
 from moeprune.checkpoint.inventory import Inventory, inventory
 from moeprune.checkpoint.options import Layout
-from moeprune.checkpoint.other_files import CARD, RECORD, sha256
-from moeprune.checkpoint.placement import Placement
-from moeprune.checkpoint.rewrite import Work, plan_work, write_work
+from moeprune.checkpoint.rewrite import CARD, RECORD, Work, plan_work, sha256, write_work
+from moeprune.console import progress, say
 from moeprune.data.trajectories import TokenSet
-from moeprune.dense.method import DenseMethod
+from moeprune.dense.compressed_card import card, named, record
+from moeprune.dense.drivers import CompressJob, Streaming, Walked, walked
+from moeprune.dense.methods.method import DenseMethod
 from moeprune.dense.reload import Reloaded, ReloadError
 from moeprune.dense.report import DenseReport
-from moeprune.experiment.compress_card import card, named, record
-from moeprune.experiment.compress_walk import Streaming, Walk, Walked, walked
-from moeprune.experiment.console import progress, say
-from moeprune.models.loading import Dtype, without_bars
+from moeprune.models.loading import (
+    without_bars,
+)
+from moeprune.models.options import Dtype
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def compress_checkpoint(
     require_plain(checkpoint)
     state = place.target.with_name(f".{place.target.name}.moeprune-dense")
     say(f"dense: {'; '.join(map(named, methods))}")
-    walk = Walk(checkpoint, methods, tokens, state, dtype, device, batch_tokens, layout)
+    walk = CompressJob(checkpoint, methods, tokens, state, dtype, device, batch_tokens, layout)
     done = walked(walk, streaming=streaming)
     export = done.export
     describe_coverage(done.report)

@@ -7,9 +7,9 @@ from typing import Any
 from moeprune.artifacts.files import read_json
 from moeprune.checkpoint.card import RECORD_FORMAT, base_model, front_matter, split_front_matter, versions
 from moeprune.checkpoint.inventory import Inventory, checkpoint_fingerprint
-from moeprune.checkpoint.other_files import CARD, RECORD
-from moeprune.dense.method import DenseMethod
-from moeprune.dense.order import name_of
+from moeprune.checkpoint.rewrite import CARD, RECORD
+from moeprune.dense.chain import name_of
+from moeprune.dense.methods.method import DenseMethod
 from moeprune.dense.report import DenseReport
 
 

@@ -13,7 +13,10 @@ import torch
 
 from moeprune.artifacts.errors import InputError
 from moeprune.checkpoint.edits import Edit, Inventory, NewTensor, Replace
-from moeprune.dense.layouts import (
+from moeprune.dense.chain import chains
+from moeprune.dense.methods.method import DenseMethod
+from moeprune.dense.methods.result import Grid
+from moeprune.dense.packed_layout import (
     UNUSED_EXPERTS,
     Scheme,
     bitsandbytes_section,
@@ -21,11 +24,8 @@ from moeprune.dense.layouts import (
     quantization_config,
     schemes,
 )
-from moeprune.dense.method import DenseMethod
-from moeprune.dense.order import chains
 from moeprune.dense.places import Place, locate, rows_of, source_part
 from moeprune.dense.report import DenseReport
-from moeprune.dense.result import Grid
 from moeprune.dense.walk import Compressed
 from moeprune.dense.weights import Weight, look
 

@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json, whole_file, write_json
 from moeprune.data.trajectories import Sequence as TokenSequence
+from moeprune.dense.methods.result import Grid
 from moeprune.dense.report import Stage
-from moeprune.dense.result import Grid
 from moeprune.dense.weights import Weight
 
 FILE_BYTES = 2**28  # of one file, and so of what waits in memory to be written

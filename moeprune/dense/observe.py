@@ -9,8 +9,8 @@ from torch import nn
 
 from moeprune.artifacts.errors import InputError
 from moeprune.dense.experts import FusedExperts, require_rebuilt, routed_rows
-from moeprune.dense.method import Needs
-from moeprune.dense.statistics import InputStatistics
+from moeprune.dense.methods.inputs import InputStatistics
+from moeprune.dense.methods.kinds import Needs
 from moeprune.dense.weights import Weight
 
 Places = Callable[[int], str]  # position among the batch's tokens -> what a message calls it

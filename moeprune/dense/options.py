@@ -4,12 +4,8 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BeforeValidator, Field
 
-from moeprune.dense.awq import AWQ
-from moeprune.dense.formats import FP8, NF4
-from moeprune.dense.magnitude import Magnitude
-from moeprune.dense.quantize import GPTQ, RTN, Joint
-from moeprune.dense.sparsegpt import SparseGPT
-from moeprune.dense.wanda import Wanda, WandaUpdate
+from moeprune.dense.methods.pruning import Magnitude, SparseGPT, Wanda, WandaUpdate
+from moeprune.dense.methods.quantising import AWQ, FP8, GPTQ, NF4, RTN, Joint
 
 
 def _explain_hwpq(section: Any) -> Any:

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from moeprune.artifacts.errors import InputError
-from moeprune.dense.awq import AWQ
-from moeprune.dense.formats import FP8
-from moeprune.dense.order import Chain, name_of
-from moeprune.dense.quantize import Integers, Joint
+from moeprune.dense.chain import Chain, name_of
+from moeprune.dense.methods.quantising import AWQ, FP8, Integers, Joint
 from moeprune.dense.weights import Seen
 
 # Loaders treat these as one matrix, so they must share a scheme.

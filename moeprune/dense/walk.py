@@ -9,18 +9,17 @@ from typing import Any
 import torch
 
 from moeprune.artifacts.errors import InputError
-from moeprune.data.batches import collate, plan_batches
 from moeprune.data.trajectories import Sequence as TokenSequence
-from moeprune.data.trajectories import TokenSet
-from moeprune.dense.method import DenseMethod, Needs
+from moeprune.data.trajectories import TokenSet, collate, plan_batches
+from moeprune.dense.chain import Chain, chains, name_of, through
+from moeprune.dense.finished import Finished, identity_of, weights_told
+from moeprune.dense.methods.kinds import Needs
+from moeprune.dense.methods.method import DenseMethod
+from moeprune.dense.methods.result import Grid
 from moeprune.dense.observe import Observer
-from moeprune.dense.order import Chain, chains, name_of
 from moeprune.dense.report import DenseReport, Stage, coverage, summarised
-from moeprune.dense.result import Grid
-from moeprune.dense.stages import through
-from moeprune.dense.state import Finished, identity_of, weights_told
-from moeprune.dense.turns import Turns
 from moeprune.dense.weights import Seen, Weight, look
+from moeprune.models.streaming.turns import Turns
 
 Progress = Callable[[int, int], None]  # (blocks done, blocks in all)
 Watch = Callable[[], Iterable[int]]  # runs the block for every batch, and gives its number before

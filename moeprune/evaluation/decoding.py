@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from moeprune.artifacts.errors import InputError
-from moeprune.models.placement import device_of_inputs
+from moeprune.models.device_map import device_of_inputs
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:

@@ -12,10 +12,9 @@ import torch
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.plan import PrunePlan
-from moeprune.data.batches import collate, plan_batches
-from moeprune.data.trajectories import TokenSet
+from moeprune.data.trajectories import TokenSet, collate, plan_batches
 from moeprune.evaluation.intervals import Comparison, DomainSums
-from moeprune.models.placement import device_of_inputs
+from moeprune.models.device_map import device_of_inputs
 from moeprune.models.pruned import pruned
 
 # (input_ids int64 (batch, length), attention_mask int64 (batch, length)) -> logits (batch, length, vocabulary)

@@ -9,14 +9,13 @@ from typing import Any
 import torch
 
 from moeprune.artifacts.plan import PrunePlan
-from moeprune.data.batches import collate, plan_batches
-from moeprune.data.trajectories import TokenSet
+from moeprune.data.trajectories import TokenSet, collate, plan_batches
 from moeprune.evaluation.fidelity import BATCH_LOGITS, Logits, Progress, compare
 from moeprune.evaluation.intervals import Comparison
-from moeprune.models.layer_major import LayerMajor
 from moeprune.models.layers import find_moe_layers, moe_layers_if_any
 from moeprune.models.pruned import PrunedModel
-from moeprune.models.streaming import StreamedModel, affordable_tokens
+from moeprune.models.streaming.model import StreamedModel, affordable_tokens
+from moeprune.models.streaming.passes import LayerMajor
 
 PASSES = 1024  # forward passes side by side; more are taken in rounds, each of which reads the weights
 

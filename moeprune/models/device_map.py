@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from moeprune.artifacts.errors import InputError
-from moeprune.models.loading import DeviceMap
+from moeprune.models.options import DeviceMap
 
 
 def require_device_map(device_map: DeviceMap, offload_folder: str | None) -> None:

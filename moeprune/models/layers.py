@@ -12,8 +12,8 @@ from torch import nn
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.statistics import Layer
+from moeprune.models.device_map import owned, value
 from moeprune.models.families import FAMILIES, Family, family_of
-from moeprune.models.placement import owned, value
 
 # Attributes of routers, under the names of different families.
 SCALINGS = ("routed_scaling_factor", "router_scaling_factor", "route_scale")

@@ -6,27 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict
+from typing import Any
 
 from moeprune.artifacts.errors import InputError
+from moeprune.models.options import DeviceMap, Dtype, ModelOptions
 from moeprune.reference import MODEL_DIR
 
 ALIGNMENT = 64  # bytes; what torch gives to memory it allocates
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-# How accelerate spreads a model: module -> a GPU's number, "cuda:1", "cpu" or "disk"; or a rule of its own.
-DeviceMap = Literal["auto", "balanced", "balanced_low_0", "sequential"] | dict[str, int | str]
-
-
-class ModelOptions(BaseModel):
-    """`model:` of a config."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    path: str = "reference"  # a directory, a hub name, or `reference` for the embedded model
-    revision: str | None = None
-    dtype: Dtype = "auto"  # auto: float32 on CPU, the checkpoint's dtype on a GPU
 
 
 @dataclass(frozen=True)
@@ -185,8 +171,8 @@ def unpacked(model: Any, dtype: Any) -> Any:
 
 def _spread(directory: Path, dtype: Dtype, device: str, device_map: DeviceMap, folder: str | None) -> Any:
     """The model with its modules on several devices, or waiting in memory or in `folder`."""
+    from moeprune.models.device_map import align_waiting, require_device_map, resolved
     from moeprune.models.layers import require_movable
-    from moeprune.models.placement import align_waiting, require_device_map, resolved
 
     require_device_map(device_map, folder)
     if not isinstance(device_map, str):

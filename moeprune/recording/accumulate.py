@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from moeprune.artifacts.statistics import SUMS, Layer, LayerStatistics
-from moeprune.recording.drawn import SampleRows
+from moeprune.recording.sample_rows import SampleRows
 
 StatisticsChoice = Literal["default", "all", "samples"]
 

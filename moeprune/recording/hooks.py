@@ -3,19 +3,56 @@
 transformers 5 gives nearly all families one contract, `experts.forward(hidden, top_k_index, top_k_weights)`. Each
 token is expanded to its k slots and the family's own forward is called once with one slot of weight 1 per row, so the
 result is f_e(t) for every routed pair. The weighted sum of the slots is what the block goes on with. What a family does
-otherwise is in its row; experts whose input is gated are seen in recording/input_gated.py.
+otherwise is in its row; experts whose input is gated are seen in `input_gated`.
+
+Llama 4: every expert is called with every token, scaled by its gate before it goes in: the block adds f_e(g x).
+
+The gate is sigmoid of the logit for the chosen experts and 0 for the others, which so put out 0. To be of one kind with
+other families the output is taken as f = f_e(g x) / g, so that g f is what the block adds; it has been computed anyway.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch.nn.functional import linear
 
+from moeprune.models.device_map import is_away
 from moeprune.models.layers import MoELayer, projection
 from moeprune.models.memory import keep_freed_memory
-from moeprune.models.placement import is_away
-from moeprune.recording import input_gated
+
+
+@contextmanager
+def input_gated(layer: MoELayer, observer: Callable[..., None]) -> Iterator[Callable[..., torch.Tensor]]:
+    """A forward of the layer's experts that gives what their own gives and reports to `observer`."""
+    forward = layer.experts.forward
+    scores: list[torch.Tensor] = []
+
+    def routed(module: torch.nn.Module, args: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        scores[:] = output[:1]
+
+    def recorded(hidden: torch.Tensor) -> torch.Tensor:
+        whole: torch.Tensor = forward(hidden)
+        gates, index = scores[0].topk(layer.info.top_k, dim=1)
+        by_token = whole.view(layer.info.num_experts, len(gates), -1)  # (experts, tokens, hidden)
+        step = max(1, CHUNK_BYTES // (layer.info.top_k * whole.shape[-1] * whole.element_size()))
+        for start in range(0, len(gates), step):
+            rows = slice(start, start + step)
+            tokens = torch.arange(len(gates), device=index.device)[rows].unsqueeze(1)
+            gated = by_token[index[rows], tokens]  # (tokens, k, hidden)
+            gate = gates[rows].unsqueeze(2).to(gated.dtype)
+            outputs = torch.where(gate > 0, gated / gate, torch.zeros_like(gated))
+            observer(layer, rows, index[rows], gates[rows], outputs)
+        return whole
+
+    handle = layer.router.register_forward_hook(routed)
+    recorded.unobserved = forward  # type: ignore[attr-defined]
+    try:
+        yield recorded
+    finally:
+        handle.remove()
+
 
 ROW_BLOCK = 4  # rows that a float32 matrix product on CPU works on at a time
 
@@ -33,7 +70,7 @@ def observed(layers: Sequence[MoELayer], observer: Observer) -> Iterator[None]:
     keep_freed_memory()
     with ExitStack() as stack:
         for layer in layers:
-            wrapped = input_gated.expanded if layer.info.gates_input else _expanded
+            wrapped = input_gated if layer.info.gates_input else _expanded
             stack.enter_context(replaced(layer, stack.enter_context(wrapped(layer, observer))))
         yield
 

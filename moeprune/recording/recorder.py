@@ -10,11 +10,10 @@ import torch
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.statistics import LayerStatistics, RoutingStatistics
-from moeprune.data.batches import collate, plan_batches
 from moeprune.data.trajectories import Sequence as TokenSequence
-from moeprune.data.trajectories import TokenSet
+from moeprune.data.trajectories import TokenSet, collate, plan_batches
+from moeprune.models.device_map import device_of_inputs, device_of_module
 from moeprune.models.layers import MoELayer, find_moe_layers, model_fingerprint
-from moeprune.models.placement import device_of_inputs, device_of_module
 from moeprune.recording.accumulate import LayerSums, StatisticsChoice
 from moeprune.recording.checks import RecordingError, check_conservation, rebuilt
 from moeprune.recording.distributed import Team

@@ -12,8 +12,8 @@ from moeprune.artifacts.routing import affinities, choices, routed
 from moeprune.data.trajectories import TokenSet
 from moeprune.models.layers import MoELayer, choice_bias
 from moeprune.recording.checks import TOLERANCE, RecordingError
-from moeprune.recording.drawn import SampleRows, drawn_tokens, projection
 from moeprune.recording.hooks import CHUNK_BYTES, in_hidden_size, slot_outputs, unobserved
+from moeprune.recording.sample_rows import SampleRows, drawn_tokens, projection
 
 CHUNK_BYTES_ELSEWHERE = 2**28  # of expert outputs held at a time on other devices than the CPU
 

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from moeprune.artifacts.statistics import RoutingStatistics
-from moeprune.data.batches import plan_batches
-from moeprune.data.trajectories import TokenSet
-from moeprune.models.borders import Border, NotResumable
-from moeprune.models.layer_major import LayerMajor
+from moeprune.data.trajectories import TokenSet, plan_batches
 from moeprune.models.layers import find_moe_layers, router_weight
 from moeprune.models.layers import fingerprint as fingerprint_of
-from moeprune.models.streaming import StreamedModel, affordable_tokens
+from moeprune.models.streaming.model import StreamedModel, affordable_tokens
+from moeprune.models.streaming.passes import LayerMajor
+from moeprune.models.streaming.waiting import Border, NotResumable
 from moeprune.recording.accumulate import StatisticsChoice
 from moeprune.recording.checks import RecordingError, rebuilt
 from moeprune.recording.distributed import Team

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from moeprune.artifacts.plan import LayerPlan
-from moeprune.experiment.numbers import amount, data_size, duration, number, percent
-from moeprune.experiment.report_parts import Bullets, Cell, Code, Paragraph, Part, Section, Table
-from moeprune.experiment.run_record import STAGES, RunRecord
+from moeprune.report.page import Bullets, Cell, Code, Paragraph, Part, Section, Table
+from moeprune.report.run_record import STAGES, RunRecord
+from moeprune.report.style import amount, data_size, duration, number, percent
 from moeprune.selection.stability import UNSTABLE
 
 WIDE_GAP = 0.05  # certified gap above which a better set may be worth looking for

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from moeprune.experiment.figure_style import WIDTH, MethodStyle, Theme
-from moeprune.experiment.figures import columns_of
-from moeprune.experiment.numbers import rough
-from moeprune.experiment.run_record import Measure
+from moeprune.report.draw_run import columns_of
+from moeprune.report.run_record import Measure
+from moeprune.report.style import WIDTH, MethodStyle, Theme, rough
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,10 +11,9 @@ import numpy as np
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json
 from moeprune.artifacts.statistics import RoutingStatistics
-from moeprune.experiment.figure_style import MethodStyle, method_names, method_style
-from moeprune.experiment.numbers import percent
-from moeprune.experiment.run_record import RunRecord, evaluated_domains, read_run, task_names
-from moeprune.experiment.runs import IDENTITY, keyed
+from moeprune.report.run_record import RunRecord, evaluated_domains, read_run, task_names
+from moeprune.report.style import MethodStyle, method_names, method_style, percent
+from moeprune.run.directory import IDENTITY, keyed
 
 CRITERION = "selection.criterion."
 CHOICES = (CRITERION, "selection.solver.")  # sections whose options depend on their name

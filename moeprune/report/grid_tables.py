@@ -3,11 +3,11 @@
 import csv
 import io
 
-from moeprune.experiment.grid_record import ABSENT, Grid, GridRun, short_keys
-from moeprune.experiment.grid_statistics import FEW, Score, Standings, repeated
-from moeprune.experiment.numbers import listed, percent
-from moeprune.experiment.report_parts import Cell, Paragraph, Part, Section, Table
-from moeprune.experiment.run_record import measure
+from moeprune.report.grid_record import ABSENT, Grid, GridRun, short_keys
+from moeprune.report.page import Cell, Paragraph, Part, Section, Table
+from moeprune.report.ranks import FEW, Score, Standings, repeated
+from moeprune.report.run_record import measure
+from moeprune.report.style import listed, percent
 
 
 def runs(grid: Grid) -> Section:

@@ -8,7 +8,7 @@ from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, ClassVar
 
-from moeprune.experiment.figure_style import DPI, THEMES, Theme, png
+from moeprune.report.style import DPI, THEMES, Theme, png
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -126,7 +126,7 @@ def render(report: Report, template: str) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("moeprune.experiment"),
+        loader=PackageLoader("moeprune.report"),
         autoescape=lambda name: bool(name and name.endswith(".html.jinja")),
         undefined=StrictUndefined,
         trim_blocks=True,

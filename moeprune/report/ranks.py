@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.plan import PrunePlan
-from moeprune.experiment.grid_record import Grid, GridRun
-from moeprune.experiment.report_result import jaccard
-from moeprune.experiment.run_record import Measure, evaluated_domains, measure
-from moeprune.selection.evidence import gather
+from moeprune.report.grid_record import Grid, GridRun
+from moeprune.report.results import jaccard
+from moeprune.report.run_record import Measure, evaluated_domains, measure
+from moeprune.selection.criteria.criterion import gather
 from moeprune.selection.objective import Objective
 from moeprune.selection.options import SelectionOptions
 

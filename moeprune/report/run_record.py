@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from moeprune.artifacts.errors import InputError
-from moeprune.artifacts.files import read_json
-from moeprune.artifacts.metrics import load_metrics
+from moeprune.artifacts.files import load_metrics, read_json
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.artifacts.statistics import LayerStatistics, RoutingStatistics
-from moeprune.experiment.figure_style import MethodStyle, method_names, method_style
-from moeprune.experiment.numbers import interval, share
+from moeprune.report.style import MethodStyle, interval, method_names, method_style, share
 
 STAGES = ("record", "select", "prune", "dense", "evaluate", "report")  # dense: only of runs that have `dense:`
 TOTALS = ("mean", "worst")  # fidelity/kl/<these> are over domains

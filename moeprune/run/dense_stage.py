@@ -15,33 +15,36 @@ import torch
 
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.config.schema import RunConfig
-from moeprune.evaluation.agent import accuracy_metrics
-from moeprune.evaluation.code import code_metrics, code_task, code_warnings, solved
-from moeprune.evaluation.decoding import end_tokens
-from moeprune.evaluation.fidelity import bounded_batch_tokens, compare, logits_of, pruned_logits
-from moeprune.evaluation.generation import (
+from moeprune.console import progress, say
+from moeprune.dense.compress import compress_checkpoint, need_data, require_plain
+from moeprune.evaluation.agent import (
     OPEN_PROMPTS,
     OPEN_TOKENS,
     PROMPT_TOKENS,
+    accuracy_metrics,
     agent_answers,
     agent_task,
     loop_metrics,
     loop_rate,
     open_outputs,
 )
+from moeprune.evaluation.code import code_metrics, code_task, code_warnings, solved
+from moeprune.evaluation.decoding import end_tokens
+from moeprune.evaluation.fidelity import bounded_batch_tokens, compare, logits_of, pruned_logits
 from moeprune.evaluation.intervals import base_metrics
 from moeprune.evaluation.loops import open_prompts
 from moeprune.evaluation.options import CodeOptions
-from moeprune.experiment.compress_write import compress_checkpoint, need_data, require_plain
-from moeprune.experiment.console import progress, say
-from moeprune.experiment.evaluate import streamed_comparison
-from moeprune.experiment.inputs import Inputs
-from moeprune.experiment.passes import compared, unmeasured
-from moeprune.experiment.runs import Run, stage_key
-from moeprune.experiment.stages import OWN, PRUNED, Entry, Measured, merge, stage, write_pruned
-from moeprune.models.loading import ModelOptions, unpacked, without_bars
+from moeprune.models.loading import (
+    unpacked,
+    without_bars,
+)
+from moeprune.models.options import ModelOptions
 from moeprune.models.pruned import pruned
-from moeprune.models.streaming import open_streamed
+from moeprune.models.streaming.model import open_streamed
+from moeprune.run.directory import Run, stage_key
+from moeprune.run.opened import Inputs
+from moeprune.run.stages import OWN, PRUNED, Entry, Measured, merge, stage, write_pruned
+from moeprune.run.team import compared, streamed_comparison, unmeasured
 
 
 def dense_key(inputs: Inputs, plan: PrunePlan) -> str:
@@ -57,7 +60,7 @@ def require_compressible(inputs: Inputs) -> None:
 
     One block of each kind is read for it, no more.
     """
-    from moeprune.dense.streamed import foreseen_export
+    from moeprune.dense.drivers import foreseen_export
 
     require_plain(inputs.checkpoint)
     foreseen_export(inputs.streamed, inputs.checkpoint, inputs.config.dense, layout=inputs.config.checkpoint.layout)

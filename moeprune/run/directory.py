@@ -24,7 +24,7 @@ from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json, write_json, write_text
 from moeprune.config.load import dump_yaml, load_run
 from moeprune.config.schema import RunConfig
-from moeprune.experiment.tracking import Tracker, open_tracker
+from moeprune.run.tracking import Tracker, open_tracker
 
 FORMAT = "moeprune.run/1"
 STAGES = ("record", "select", "prune", "dense", "evaluate", "report")  # dense: only of runs that have `dense:`

@@ -14,16 +14,15 @@ from typing import Any
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json, write_json
 from moeprune.artifacts.plan import PrunePlan
-from moeprune.config.grid import load_grid, only
+from moeprune.config.grid_file import load_grid, only
 from moeprune.config.schema import RunConfig
-from moeprune.experiment import stages
-from moeprune.experiment.console import say, speak, warn
-from moeprune.experiment.inputs import Inputs, common, shared_inputs
-from moeprune.experiment.pipeline import run_pipeline
-from moeprune.experiment.requirements import ON_THE_SPOT, require
-from moeprune.experiment.runs import STAGES, finished, locked, require_place
-from moeprune.experiment.select_run import baseline_options
-from moeprune.experiment.spread import Errors, Group, over_processes, over_ray, require_ray
+from moeprune.console import say, speak, warn
+from moeprune.run import stages
+from moeprune.run.directory import STAGES, finished, locked, require_place
+from moeprune.run.opened import Inputs, common, shared_inputs
+from moeprune.run.pipeline import ON_THE_SPOT, require, run_pipeline
+from moeprune.run.select_stage import baseline_options
+from moeprune.run.workers import Errors, Group, over_processes, over_ray, require_ray
 
 AT_ONCE = 6  # runs measured together: a kill loses at most their measurements
 
@@ -85,7 +84,7 @@ def run_grid(
         _write(directory, every, runs, failed)
     for name, error in failed.items():
         warn(f"run {name} failed: {error}")
-    from moeprune.experiment.grid_report import write_grid_report
+    from moeprune.report.grid_report import write_grid_report
 
     report = write_grid_report(directory)
     return GridOutcome(directory, [name for name in runs if name not in failed], failed, report)

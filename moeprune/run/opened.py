@@ -30,12 +30,11 @@ from moeprune.models.loading import (
     number_bytes,
 )
 from moeprune.models.memory import free_bytes, loading_bytes
-from moeprune.models.streaming import StreamedModel, open_streamed
+from moeprune.models.streaming.model import StreamedModel, open_streamed
 from moeprune.recording.distributed import Team, join
 from moeprune.selection.budget import check_budget
-from moeprune.selection.custom import Custom
-from moeprune.selection.from_file import plan_from_file
-from moeprune.selection.prune_set import PruneSetFile
+from moeprune.selection.criteria.outside import Custom, PruneSetFile
+from moeprune.selection.given_plan import plan_from_file
 
 
 class Inputs:
@@ -272,8 +271,8 @@ class Inputs:
                 "runtime.device_map: evaluation.harness and evaluation.speed are for a model on one device; set them "
                 "to [] and false, or leave device_map out"
             )
+        from moeprune.models.device_map import require_device_map, resolved
         from moeprune.models.layers import require_movable
-        from moeprune.models.placement import require_device_map, resolved
 
         require_device_map(device_map, folder)
         if not isinstance(device_map, str):

@@ -1,7 +1,10 @@
-"""One run: record, select, prune, dense, evaluate, report. Each stage is done once and found again by its key."""
+"""One run: record, select, prune, dense, evaluate, report. Each stage is done once and found again by its key.
+
+What would stop a run, found before its first stage: nothing is recorded, and no directory is made, in vain.
+"""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,13 +13,53 @@ from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.config.load import load_run
 from moeprune.config.schema import RunConfig
-from moeprune.experiment import compress_run, stages
-from moeprune.experiment.console import logged, say
-from moeprune.experiment.inputs import Inputs
-from moeprune.experiment.passes import assist, telling
-from moeprune.experiment.requirements import ON_THE_SPOT, require
-from moeprune.experiment.runs import STAGES, Run, locked, require_place
-from moeprune.experiment.select_run import select_stage
+from moeprune.console import logged, say
+from moeprune.run import dense_stage, stages
+from moeprune.run.directory import STAGES, Run, locked, require_place
+from moeprune.run.opened import Inputs
+from moeprune.run.select_stage import require_refinable, select_stage
+from moeprune.run.team import assist, telling
+from moeprune.selection.criteria.outside import PruneSetFile
+from moeprune.selection.given_plan import plan_from_file
+
+ON_THE_SPOT = {"select", "dense"}  # stages whose requirements depend on the machine that does the work
+
+
+def require(inputs: Inputs, left: Collection[str]) -> None:
+    """Raises InputError for what would stop one of these stages, of inspected inputs; no weights are loaded for it."""
+    if "select" in left and inputs.config.refine:
+        require_refinable(inputs)
+    if "prune" in left:
+        require_one_count(inputs)
+    if "dense" in left and inputs.config.dense:
+        dense_stage.require_compressible(inputs)
+    if "evaluate" in left:
+        require_ruler(inputs)
+
+
+def require_one_count(inputs: Inputs) -> None:
+    """Raises InputError where a checkpoint is wanted of a plan that keeps other counts in other layers."""
+    config, layers = inputs.config, inputs.layers
+    if not config.checkpoint.save or len(layers) == 1:
+        return
+    criterion = config.selection.criterion
+    if isinstance(criterion, PruneSetFile):
+        plans, _ = plan_from_file(criterion, layers, config.selection)
+        uneven, who = len({len(plan.kept) for plan in plans}) > 1, str(criterion.path)
+    else:
+        uneven, who = config.selection.budget.scope == "global", "selection.budget.scope: global"
+    if uneven:
+        memory = "" if config.dense else "set checkpoint.save=false to measure the plan in memory, or "
+        raise InputError(
+            f"{who} keeps different numbers of experts in {layers[0].name} .. {layers[-1].name}, and a checkpoint's "
+            f"config holds one count for all; {memory}give every layer the same count (scope: layer)"
+        )
+
+
+def require_ruler(inputs: Inputs) -> None:
+    """Raises InputError where the evaluation's data or questions cannot be read; what is read is kept."""
+    _ = inputs.evaluation, inputs.questions
+
 
 Measuring = Callable[[Inputs, Mapping[str, PrunePlan]], stages.Measured] | None
 
@@ -104,8 +147,8 @@ def _run(run: Run, inputs: Inputs, shared: Path, last: int, measuring: Measuring
     if last == STAGES.index("prune"):
         return _outcome(run, {}, run.directory / (made["checkpoint"] or "run.json"))
     if run.config.dense:
-        made = compress_run.dense_stage(run, inputs, plans[stages.OWN], made)
-        measuring = partial(compress_run.measure_written, directory=run.directory / made["checkpoint"])
+        made = dense_stage.dense_stage(run, inputs, plans[stages.OWN], made)
+        measuring = partial(dense_stage.measure_written, directory=run.directory / made["checkpoint"])
     if last == STAGES.index("dense"):
         return _outcome(run, {}, run.directory / (made["checkpoint"] or "run.json"))
     metrics = stages.evaluate_stage(run, inputs, plans, made, measuring=measuring)

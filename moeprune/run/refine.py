@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.plan import LayerPlan, PrunePlan
-from moeprune.selection.criteria import AnyCriterion
+from moeprune.selection.criteria.table import AnyCriterion
 
 if TYPE_CHECKING:
     from moeprune.data.trajectories import TokenSet

@@ -3,21 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.artifacts.statistics import RoutingStatistics
-from moeprune.checkpoint.other_files import sha256
+from moeprune.checkpoint.rewrite import sha256
 from moeprune.config.schema import RunConfig
-from moeprune.experiment.console import progress, say, warn
-from moeprune.experiment.inputs import Inputs
-from moeprune.experiment.refine import RefineOptions, refine
-from moeprune.experiment.requirements import require_refinable
-from moeprune.experiment.runs import Run, stage_key
-from moeprune.experiment.stages import OWN, Entry, stage
-from moeprune.selection.criteria import AnyCriterion
-from moeprune.selection.custom import Custom
-from moeprune.selection.evidence import mix_shares
+from moeprune.console import progress, say, warn
+from moeprune.run.directory import Run, stage_key
+from moeprune.run.opened import Inputs
+from moeprune.run.refine import RefineOptions, refine
+from moeprune.run.stages import OWN, Entry, stage
+from moeprune.selection.criteria.criterion import mix_shares
+from moeprune.selection.criteria.outside import Custom, PruneSetFile
+from moeprune.selection.criteria.table import AnyCriterion
 from moeprune.selection.options import SelectionOptions
-from moeprune.selection.prune_set import PruneSetFile
 from moeprune.selection.select import select
 
 REFINING = 2  # the version of what `refine:` does to the select stage
@@ -88,6 +87,20 @@ def refined(
         {"refined": [asdict(change) for change in made.changes]},
         list(tokens.warnings),
     )
+
+
+def require_refinable(inputs: Inputs) -> None:
+    """Raises InputError where plans could not be measured, or could not lend one another their sets."""
+    if inputs.config.selection.budget.scope == "global":
+        raise InputError(
+            "refine: plans of selection.budget.scope: global keep different numbers of experts in a layer, so one set "
+            "cannot stand for the other; set scope: layer"
+        )
+    if not inputs.fits:
+        raise InputError(
+            "refine: plans are measured on the model in memory, and its weights do not fit; leave `refine` out, or run "
+            "on a machine with more memory"
+        )
 
 
 def criterion_digests(criteria: Sequence[AnyCriterion]) -> list[list[str]]:

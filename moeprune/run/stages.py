@@ -7,17 +7,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from moeprune.artifacts.files import read_json
-from moeprune.artifacts.metrics import save_metrics
+from moeprune.artifacts.files import read_json, save_metrics
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.artifacts.statistics import RoutingStatistics
-from moeprune.checkpoint.proof import keep_results
-from moeprune.checkpoint.writer import PruneReport, prune_checkpoint
-from moeprune.evaluation.generation import agent_task, loop_rate
-from moeprune.experiment.console import progress, say, warn
-from moeprune.experiment.inputs import Inputs
-from moeprune.experiment.passes import compared, leading, recorded, unmeasured
-from moeprune.experiment.runs import Run, locked, stage_key
+from moeprune.checkpoint.prune import PruneReport, prune_checkpoint
+from moeprune.checkpoint.record import keep_results
+from moeprune.console import progress, say, warn
+from moeprune.evaluation.agent import agent_task, loop_rate
+from moeprune.run.directory import Run, locked, stage_key
+from moeprune.run.opened import Inputs
+from moeprune.run.team import compared, leading, recorded, unmeasured
 
 OWN = "own"  # label of the run's own criterion among the plans that are measured together
 PRUNED = "pruned"  # directory of the pruned model while `dense` has yet to make the checkpoint of it
@@ -265,7 +264,7 @@ def merge(metrics: dict[str, dict[str, float]], more: Mapping[str, Mapping[str, 
 
 def report_stage(run: Run, plans: Mapping[str, PrunePlan], metrics: Mapping[str, float]) -> Path:
     """report.html and report.md, and the mirror of the run in W&B."""
-    from moeprune.experiment.report import write_report
+    from moeprune.report.run_report import write_report
 
     key = stage_key("report", run.record["stages"]["evaluate"]["key"], run.record["stages"]["select"]["key"])
 

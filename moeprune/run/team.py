@@ -13,13 +13,14 @@ from typing import Any
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.artifacts.statistics import RoutingStatistics
+from moeprune.console import progress, say, speak
 from moeprune.evaluation.fidelity import compare_plans
+from moeprune.evaluation.fidelity_streamed import compare_streamed, compare_two_streamed
 from moeprune.evaluation.intervals import Comparison
-from moeprune.evaluation.streamed import compare_streamed
-from moeprune.experiment.console import progress, say, speak
-from moeprune.experiment.inputs import Inputs
+from moeprune.models.streaming.model import StreamedModel
 from moeprune.recording.recorder import record
 from moeprune.recording.streamed import record_streamed
+from moeprune.run.opened import Inputs
 
 
 def recorded(inputs: Inputs, partial: Path, key: str) -> RoutingStatistics:
@@ -106,6 +107,13 @@ def compared(inputs: Inputs, plans: Mapping[str, PrunePlan]) -> dict[str, Compar
         return compare_streamed(
             streamed, plans, tokens, fingerprint=fingerprint, batch_tokens=size, on_progress=advance
         )
+
+
+def streamed_comparison(teacher: Inputs, student: StreamedModel) -> Comparison:
+    """A checkpoint against its teacher, one layer of one of them in memory at a time."""
+    tokens, size = teacher.evaluation, teacher.config.runtime.batch_tokens
+    with progress("evaluating") as advance:
+        return compare_two_streamed(teacher.streamed, student, tokens, batch_tokens=size, on_progress=advance)
 
 
 def unmeasured(inputs: Inputs) -> str:

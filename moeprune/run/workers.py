@@ -18,7 +18,7 @@ from typing import Any
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json
 from moeprune.config.schema import RunConfig
-from moeprune.experiment.console import say
+from moeprune.console import say
 
 CONNECT_SECONDS = 5.0
 

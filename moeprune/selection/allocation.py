@@ -6,11 +6,11 @@ import numpy as np
 
 from moeprune.artifacts.errors import InputError
 from moeprune.selection.budget import LayerBudget, global_counts
-from moeprune.selection.constraints import cheapest_feasible
 from moeprune.selection.layer import LayerTask
 from moeprune.selection.options import Budget
-from moeprune.selection.search import descend, greedy_backward, greedy_forward, moves_of
-from moeprune.selection.solver import best_of
+from moeprune.selection.solvers.constraints import cheapest_feasible
+from moeprune.selection.solvers.search import descend, greedy_backward, greedy_forward, moves_of
+from moeprune.selection.solvers.solver import best_of
 
 
 def cost_curve(task: LayerTask, counts: Sequence[int]) -> dict[int, float]:

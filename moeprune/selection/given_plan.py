@@ -6,8 +6,8 @@ from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.plan import LayerPlan
 from moeprune.artifacts.statistics import Layer
 from moeprune.selection.budget import check_budget, checked_must_keep, layer_budgets
+from moeprune.selection.criteria.outside import PruneSetFile
 from moeprune.selection.options import SelectionOptions
-from moeprune.selection.prune_set import PruneSetFile
 
 
 def plan_from_file(

@@ -7,13 +7,12 @@ import numpy as np
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.statistics import Layer
 from moeprune.selection.budget import group_of
-from moeprune.selection.certificate import certified
-from moeprune.selection.constraints import kept_mass, require_feasible
-from moeprune.selection.criteria import ScoringCriterion
-from moeprune.selection.evidence import LayerEvidence
-from moeprune.selection.objective import Objective, restrict
-from moeprune.selection.problem import Problem, SideConstraints, Solution
-from moeprune.selection.solver import Solver
+from moeprune.selection.criteria.criterion import LayerEvidence
+from moeprune.selection.criteria.table import ScoringCriterion
+from moeprune.selection.objective import Objective, Problem, SideConstraints, Solution, restrict
+from moeprune.selection.solvers.certificate import certified
+from moeprune.selection.solvers.constraints import kept_mass, require_feasible
+from moeprune.selection.solvers.solver import Solver
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 A set is a boolean array (experts,), True means PRUNE. Criteria build objectives, solvers minimise them, and neither
 knows the other. `linear` and `quadratic` are there when the cost is sum(linear[set]) + p' quadratic p; relaxations and
 bounds need them, searches do not.
+
+A selection problem over free experts, and its solution.
 """
 
 from collections.abc import Sequence
@@ -10,6 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+
+from moeprune.artifacts.plan import Status
 
 
 class Objective(Protocol):
@@ -230,3 +234,58 @@ def restrict(objective: Objective, free: np.ndarray, fixed: np.ndarray) -> Objec
         return Modular(linear[free])
     crossing = 2 * matrix[np.ix_(free, fixed)].sum(axis=1)
     return Quadratic(matrix[np.ix_(free, free)], linear[free] + crossing)
+
+
+@dataclass(frozen=True)
+class SideConstraints:
+    """weights @ pruned <= capacity: what the pruned experts may carry together."""
+
+    weights: np.ndarray  # (constraints, experts) float64, >= 0
+    capacity: np.ndarray  # (constraints,)
+    names: tuple[str, ...]
+
+    def slack(self, pruned: np.ndarray) -> np.ndarray:
+        """What is left of each capacity (constraints,); negative where the set breaks it."""
+        return self.capacity - self.weights[:, pruned].sum(axis=1)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Minimise the objective over sets that prune exactly quota[g] experts of every group g."""
+
+    objective: Objective
+    group: np.ndarray  # (experts,) int: the group each expert belongs to
+    quota: np.ndarray  # (groups,) int: how many experts of each group go
+    side: SideConstraints | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.group)
+
+    def members(self) -> list[np.ndarray]:
+        """Ascending expert ids of every group."""
+        return [np.flatnonzero(self.group == group) for group in range(len(self.quota))]
+
+    def feasible(self, pruned: np.ndarray) -> bool:
+        counts = np.bincount(self.group[pruned], minlength=len(self.quota))
+        return bool(np.array_equal(counts, self.quota)) and (
+            self.side is None or bool((self.side.slack(pruned) >= 0).all())
+        )
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The chosen set, what is known about it, and what the user must hear."""
+
+    pruned: np.ndarray  # (experts,) bool
+    cost: float
+    status: Status
+    bound: float | None = None
+    ties: tuple[tuple[int, int], ...] = ()  # (pruned, kept) pairs whose exchange costs nothing
+    warnings: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+def problem(objective: Objective, prune: int) -> Problem:
+    """The problem without groups: prune exactly that many experts."""
+    return Problem(objective, np.zeros(objective.size, dtype=int), np.array([prune]))

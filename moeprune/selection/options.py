@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from moeprune.artifacts.errors import InputError
-from moeprune.selection.criteria import AnyCriterion, Hope
-from moeprune.selection.solvers import AnySolver, Swap
+from moeprune.selection.criteria.table import AnyCriterion, Hope
+from moeprune.selection.solvers.table import AnySolver, Swap
 
 
 def _prune(value: Any) -> Any:

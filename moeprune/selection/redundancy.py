@@ -8,8 +8,8 @@ from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.statistics import RoutingStatistics
 from moeprune.selection.allocation import cost_curve
 from moeprune.selection.budget import kept_range
+from moeprune.selection.criteria.outside import PruneSetFile
 from moeprune.selection.options import SelectionOptions
-from moeprune.selection.prune_set import PruneSetFile
 from moeprune.selection.select import layer_tasks
 
 

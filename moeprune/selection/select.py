@@ -11,16 +11,16 @@ from moeprune.artifacts.plan import LayerPlan, PrunePlan
 from moeprune.artifacts.statistics import Layer, Part, RoutingStatistics
 from moeprune.selection.allocation import allocate
 from moeprune.selection.budget import budget_warnings, checked_must_keep, layer_budgets
-from moeprune.selection.certificate import gap_of
-from moeprune.selection.constraints import super_experts
-from moeprune.selection.evidence import LayerEvidence, absent, balanced, gather
-from moeprune.selection.from_file import plan_from_file
+from moeprune.selection.criteria.criterion import LayerEvidence, absent, balanced, gather
+from moeprune.selection.criteria.outside import PruneSetFile
+from moeprune.selection.criteria.worst_domain import WorstDomain
+from moeprune.selection.given_plan import plan_from_file
 from moeprune.selection.layer import LayerTask, layer_task, solve_layer
+from moeprune.selection.objective import Solution
 from moeprune.selection.options import SelectionOptions
-from moeprune.selection.problem import Solution
-from moeprune.selection.prune_set import PruneSetFile
+from moeprune.selection.solvers.certificate import gap_of
+from moeprune.selection.solvers.constraints import super_experts
 from moeprune.selection.stability import UNSTABLE, stability
-from moeprune.selection.worst_domain import WorstDomain
 
 Progress = Callable[[int, int], None]
 PARTS: tuple[Part, Part] = ("even", "odd")

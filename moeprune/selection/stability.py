@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from moeprune.selection.enumeration import is_slow
 from moeprune.selection.layer import LayerTask, solve_layer
-from moeprune.selection.solvers import Swap
+from moeprune.selection.solvers.enumeration import is_slow
+from moeprune.selection.solvers.table import Swap
 
 UNSTABLE = 0.6  # a Jaccard index below this is worth a warning
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from moeprune.serving.prompts import Questions
+from moeprune.serving.questions import Questions
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from moeprune.artifacts.errors import InputError, OutsideError
 from moeprune.serving.answers import Answers
-from moeprune.serving.prompts import NEW_TOKENS, Questions
+from moeprune.serving.questions import NEW_TOKENS, Questions
 
 EngineName = Literal["transformers", "vllm", "llama.cpp"]
 ENGINES: tuple[EngineName, ...] = ("transformers", "vllm", "llama.cpp")
@@ -92,7 +92,7 @@ def ask_script(
     with tempfile.TemporaryDirectory() as folder:
         asked, answered, said = (Path(folder) / name for name in ("request.json", "answers.json", "log.txt"))
         asked.write_text(json.dumps(request), encoding="utf-8")
-        command = [str(python), str(HERE / f"{engine}_script.py"), str(asked), str(answered)]
+        command = [str(python), str(HERE / "scripts" / f"{engine}_answers.py"), str(asked), str(answered)]
         with said.open("w", encoding="utf-8") as output:
             code: int | None
             try:

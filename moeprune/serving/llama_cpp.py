@@ -16,7 +16,7 @@ from typing import Any
 from moeprune.artifacts.errors import InputError
 from moeprune.serving.answers import Answer, Answers
 from moeprune.serving.engines import HERE, PATIENCE, EngineError, last_words, patience
-from moeprune.serving.prompts import NEW_TOKENS, Chat, Questions
+from moeprune.serving.questions import NEW_TOKENS, Chat, Questions
 
 START = 600  # seconds until a server answers
 
@@ -61,7 +61,13 @@ def ask_llama_cpp(
 def _package_server(python: Path | None, gguf: Path, context: int, said: Path) -> Iterator[tuple[str, str]]:
     """(address, version) of a server that runs inside while the block does."""
     assert python is not None
-    command = [str(python), str(HERE / "llama_script.py"), str(gguf.absolute()), str(context), "GGML_TYPE_F32"]
+    command = [
+        str(python),
+        str(HERE / "scripts/llama_cpp_answers.py"),
+        str(gguf.absolute()),
+        str(context),
+        "GGML_TYPE_F32",
+    ]
     with _process(command, said) as process:
         assert process.stdout is not None
         with patience(process, START) as late:

@@ -107,7 +107,7 @@ def _engine(python: Path, request: Mapping[str, Any]) -> Iterator[_Engine]:
         asked = Path(folder) / "request.json"
         asked.write_text(json.dumps(request), encoding="utf-8")
         process = subprocess.Popen(
-            [str(python), str(HERE / "vllm_speed_script.py"), str(asked)],
+            [str(python), str(HERE / "scripts/vllm_timings.py"), str(asked)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

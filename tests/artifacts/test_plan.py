@@ -5,7 +5,7 @@ import json
 import pytest
 
 from moeprune.artifacts.errors import InputError
-from moeprune.artifacts.metrics import load_metrics, save_metrics
+from moeprune.artifacts.files import load_metrics, save_metrics
 from moeprune.artifacts.plan import LayerPlan, PrunePlan
 from moeprune.artifacts.statistics import Layer
 

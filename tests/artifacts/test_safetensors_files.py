@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from moeprune.artifacts.errors import InputError
-from moeprune.checkpoint.headers import header_bytes, read_header
+from moeprune.artifacts.safetensors_files import header_bytes, read_header
 
 
 def test_reading_what_the_formats_own_writer_wrote(tmp_path):

@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from moeprune.artifacts.plan import LayerPlan, PrunePlan
-from moeprune.checkpoint.headers import read_header
+from moeprune.artifacts.safetensors_files import read_header
 from moeprune.checkpoint.inventory import checkpoint_fingerprint, inventory
 
 CORE = ("qwen3_moe", "qwen3_next", "mixtral", "olmoe", "deepseek_v3", "glm4_moe")

@@ -3,9 +3,9 @@
 import json
 import stat
 
-from moeprune.checkpoint.proof import keep_proof, keep_results, with_table
-from moeprune.checkpoint.writer import prune_checkpoint
-from moeprune.experiment.preflight import check_file
+from moeprune.checkpoint.prune import prune_checkpoint
+from moeprune.checkpoint.record import keep_proof, keep_results, with_table
+from moeprune.commands.check import check_file
 from moeprune.reference import MODEL_DIR
 from moeprune.serving.install import requirements_of
 from tests.checkpoint.sources import plan_for

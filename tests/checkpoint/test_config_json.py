@@ -5,7 +5,7 @@ import json
 import pytest
 
 from moeprune.artifacts.errors import InputError
-from moeprune.checkpoint.model_config import COUNT_KEYS, count_edits, edit_text, mtp_edits, quantization_edits
+from moeprune.checkpoint.config_json import COUNT_KEYS, count_edits, edit_text, mtp_edits, quantization_edits
 from moeprune.models.families import FAMILIES
 
 FAMILY = FAMILIES["qwen3_moe"]

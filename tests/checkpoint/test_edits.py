@@ -9,10 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.safetensors_files import Entry
+from moeprune.checkpoint.atomic_directory import Placement
 from moeprune.checkpoint.edits import Drop, NewTensor, Renumber, Replace, Slice, expert_edits, joined, outputs
-from moeprune.checkpoint.headers import Entry
 from moeprune.checkpoint.inventory import Tensor, inventory
-from moeprune.checkpoint.placement import Placement
 from moeprune.checkpoint.rewrite import plan_work, write_work
 from tests.checkpoint.sources import CORE, contents, save_single, tensors_of
 from tests.tiny import inputs, save_tiny

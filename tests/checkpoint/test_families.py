@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from moeprune.artifacts.errors import InputError
+from moeprune.checkpoint.atomic_directory import Placement
+from moeprune.checkpoint.config_json import COUNT_KEYS
 from moeprune.checkpoint.edits import expert_edits
 from moeprune.checkpoint.inventory import inventory
-from moeprune.checkpoint.memory_names import auto_class
-from moeprune.checkpoint.model_config import COUNT_KEYS
-from moeprune.checkpoint.placement import Placement
+from moeprune.checkpoint.names import auto_class
+from moeprune.checkpoint.prune import prune_checkpoint
 from moeprune.checkpoint.rewrite import plan_work, write_work
-from moeprune.checkpoint.writer import prune_checkpoint
 from moeprune.models.families import FAMILIES
 from moeprune.models.layers import find_moe_layers, model_fingerprint
 from moeprune.models.loading import load_config

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from moeprune.artifacts.errors import InputError
 from moeprune.checkpoint.inventory import inventory
-from moeprune.checkpoint.writer import prune_checkpoint
+from moeprune.checkpoint.prune import prune_checkpoint
 from tests.checkpoint.sources import KEPT, add_shard, contents, edit_config, plan_for, tensors_of
 from tests.tiny import save_tiny
 

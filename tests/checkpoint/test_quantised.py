@@ -7,7 +7,7 @@ import torch
 
 from moeprune.artifacts.errors import InputError
 from moeprune.checkpoint.inventory import inventory
-from moeprune.checkpoint.writer import prune_checkpoint
+from moeprune.checkpoint.prune import prune_checkpoint
 from tests.checkpoint.sources import KEPT, contents, edit_config, plan_for, save_single, tensors_of
 from tests.tiny import save_tiny
 

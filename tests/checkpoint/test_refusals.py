@@ -8,9 +8,9 @@ from safetensors.torch import save_file
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.statistics import Layer
+from moeprune.checkpoint.audit import require_routable
 from moeprune.checkpoint.inventory import inventory
-from moeprune.checkpoint.rules import require_routable
-from moeprune.checkpoint.writer import prune_checkpoint
+from moeprune.checkpoint.prune import prune_checkpoint
 from tests.checkpoint.sources import INDEX, add_shard, edit_config, plan_for, save_single, tensors_of
 from tests.tiny import save_tiny
 

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from moeprune.artifacts.errors import InputError
 from moeprune.checkpoint.card import base_model, split_front_matter
-from moeprune.checkpoint.writer import prune_checkpoint
+from moeprune.checkpoint.prune import prune_checkpoint
 from tests.checkpoint.sources import files, plan_for
 from tests.tiny import save_tiny
 

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from moeprune.checkpoint.audit import logits_difference
 from moeprune.checkpoint.inventory import checkpoint_fingerprint, inventory
-from moeprune.checkpoint.writer import prune_checkpoint
+from moeprune.checkpoint.prune import prune_checkpoint
 from moeprune.models.layers import find_moe_layers, model_fingerprint
 from moeprune.models.pruned import pruned
 from tests.checkpoint.sources import CORE, INDEX, KEPT, contents, files, plan_for, save_single, tensors_of

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from moeprune.artifacts.errors import InputError
-from moeprune.checkpoint import flushing, placement, rewrite, shards
+from moeprune.artifacts.safetensors_files import read_header
+from moeprune.checkpoint import atomic_directory, rewrite, shards
 from moeprune.checkpoint.audit import AuditError
-from moeprune.checkpoint.headers import read_header
-from moeprune.checkpoint.writer import prune_checkpoint
+from moeprune.checkpoint.prune import prune_checkpoint
 from tests.checkpoint.sources import INDEX, files, plan_for
 from tests.tiny import save_tiny
 
@@ -26,7 +26,7 @@ def run_until(number, call):
     child = os.fork()
     if child == 0:
         shards.BUFFER = 3000  # bytes: many places to be killed in
-        flushing.STEP = 5000
+        shards.STEP = 5000
         done = 0
 
         def counted(change):
@@ -98,7 +98,7 @@ def test_a_kill_while_replacing_leaves_the_old_or_the_new(exchange, work, tmp_pa
     """Where directories cannot be swapped in one step, neither is there for a moment; the next call brings one back."""
     source, plan, expected = work
     if not exchange:
-        monkeypatch.setattr(placement, "_exchange", lambda a, b: False)
+        monkeypatch.setattr(atomic_directory, "_exchange", lambda a, b: False)
     old = plan_for(source, (0, 1, 4, 5))
     out = tmp_path / "out"
     before = None

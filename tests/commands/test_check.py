@@ -3,8 +3,8 @@
 from io import StringIO
 from typing import Any
 
+from moeprune.commands.check import COUNTED, describe, example
 from moeprune.data.options import Domain, Intake
-from moeprune.data.preview import COUNTED, describe, example
 from moeprune.data.trajectories import load_tokens
 
 

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.statistics import RoutingStatistics
-from moeprune.experiment.compress import compress_file
+from moeprune.commands.compress import compress_file
 from moeprune.models.loading import load_tokenizer
 from tests.test_cli import moeprune
 from tests.tiny import save_tiny

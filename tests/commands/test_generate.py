@@ -5,7 +5,7 @@ import json
 import pytest
 
 from moeprune.artifacts.errors import InputError
-from moeprune.experiment.generate import generate_file
+from moeprune.commands.generate import generate_file
 from tests.test_cli import moeprune
 
 PROMPTS = [

@@ -9,7 +9,7 @@ import venv
 import pytest
 
 from moeprune.artifacts.errors import InputError
-from moeprune.checkpoint.writer import prune_checkpoint
+from moeprune.checkpoint.prune import prune_checkpoint
 from moeprune.cli import app
 from moeprune.serving.engines import patience
 from tests.checkpoint.sources import plan_for

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from moeprune.artifacts.errors import InputError
-from moeprune.config.grid import load_grid
+from moeprune.config.grid_file import load_grid
 from moeprune.config.load import dump_yaml, load_run
 from moeprune.config.schema import RunConfig
 

@@ -7,10 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moeprune.artifacts.errors import InputError
-from moeprune.data.encoded import Encoded
+from moeprune.data.chats import Encoded
 from moeprune.data.encoding import Encoder
 from moeprune.data.options import Intake
-from moeprune.data.problems import RecordProblem
+from moeprune.data.readers import RecordProblem
 from moeprune.data.records import normalise
 from tests.data.conftest import CALCULATOR
 

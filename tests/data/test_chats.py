@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from moeprune.artifacts.errors import InputError
-from moeprune.data.encoded import Encoded
+from moeprune.data.chats import Encoded
 from moeprune.data.encoding import Encoder
 from moeprune.data.options import Intake
-from moeprune.data.problems import RecordProblem
+from moeprune.data.readers import RecordProblem
 from moeprune.data.records import normalise
 from tests.data.conftest import CALCULATOR, called
 from tests.data.templates import CHATML, DROPS_CALLS, MANNERS, TEXT_ARGUMENTS, WITH_BOS

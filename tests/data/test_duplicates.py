@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from moeprune.artifacts.errors import InputError
-from moeprune.data.duplicates import SHINGLE, without_near_duplicates
 from moeprune.data.options import Domain, Intake
-from moeprune.data.records import Record
+from moeprune.data.records import SHINGLE, Record, without_near_duplicates
 from moeprune.data.trajectories import load_tokens
 
 pytest.importorskip("datasketch")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from moeprune.data.options import Count
-from moeprune.data.problems import RecordProblem
+from moeprune.data.readers import RecordProblem
 from tests.data.conftest import CALCULATOR, called
 from tests.data.templates import MANNERS
 from tests.data.test_chats import ASK, CALL, RESULT, SAY, SHAPES, SYSTEM, encode

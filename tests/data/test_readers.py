@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from moeprune.artifacts.errors import InputError
-from moeprune.data.files import Raw, read_file
 from moeprune.data.options import Domain, Intake
+from moeprune.data.readers import Raw, read_file
 from moeprune.data.trajectories import load_tokens
 
 GOOD = b'{"text": "some words"}'

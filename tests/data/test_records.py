@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from moeprune.data.problems import RecordProblem
+from moeprune.data.readers import RecordProblem
 from moeprune.data.records import Record, normalise
 from tests.data.conftest import CALCULATOR, called
 

@@ -10,8 +10,7 @@ import pytest
 
 from moeprune.artifacts.errors import InputError
 from moeprune.data.options import Domain, Intake
-from moeprune.data.prompts import load_prompts
-from moeprune.data.traces import TraceOptions, TraceReport, write_traces
+from moeprune.data.traces import TraceOptions, TraceReport, load_prompts, write_traces
 from moeprune.data.trajectories import load_tokens
 from moeprune.models.loading import LoadedModel
 from tests.data.test_trajectories import reference_records

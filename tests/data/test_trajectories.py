@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from moeprune.artifacts.errors import InputError
-from moeprune.data.batches import collate, plan_batches
 from moeprune.data.options import Domain, Intake
-from moeprune.data.trajectories import Sequence, TokenSet, load_records, load_tokens
+from moeprune.data.trajectories import Sequence, TokenSet, collate, load_records, load_tokens, plan_batches
 from moeprune.reference import DATA_DIR, DOMAINS
 
 AGENT = Domain(name="agent", path="reference:agent")

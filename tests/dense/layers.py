@@ -2,7 +2,7 @@
 
 import torch
 
-from moeprune.dense.statistics import InputStatistics
+from moeprune.dense.methods.inputs import InputStatistics
 
 
 def layer(rows=24, columns=256, tokens=600, *, seed=0, dead=()):

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import torch
 
-from moeprune.dense.sparsegpt import SparseGPT
-from moeprune.dense.wanda import Wanda
-from moeprune.experiment.compress_write import compress_checkpoint
-from moeprune.models.loading import ModelOptions
-from moeprune.models.streaming import open_streamed
+from moeprune.dense.compress import compress_checkpoint
+from moeprune.dense.methods.pruning import SparseGPT, Wanda
+from moeprune.models.options import ModelOptions
+from moeprune.models.streaming.model import open_streamed
 from tests.recording.peak_worker import memory, peak_over
 from tests.tokens import random_pieces, token_set
 

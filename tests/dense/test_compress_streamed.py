@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from moeprune.artifacts.errors import InputError
-from moeprune.checkpoint.writer import prune_checkpoint
+from moeprune.checkpoint.prune import prune_checkpoint
+from moeprune.commands import evaluate
+from moeprune.commands.compress import compress_file
 from moeprune.config.load import load_run
-from moeprune.experiment import compress_run, compress_walk, evaluate
-from moeprune.experiment.compress import compress_file
-from moeprune.experiment.pipeline import run_file
+from moeprune.dense import drivers
+from moeprune.run import dense_stage
+from moeprune.run.pipeline import run_file
 from tests.checkpoint.sources import plan_for
 from tests.tiny import save_tiny
 
@@ -72,12 +74,12 @@ def test_a_pruned_and_a_dense_checkpoint(family, tmp_path):
 
 
 def test_auto_streams_what_does_not_fit_and_refuses_what_the_disk_does_not_hold(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(compress_walk, "free_bytes", lambda device: 1_000_000)
+    monkeypatch.setattr(drivers, "free_bytes", lambda device: 1_000_000)
     with caplog.at_level("INFO", logger="moeprune"):
         compressed("reference", BARE, tmp_path / "out", "auto")
     assert "read block by block" in caplog.text
     usage = namedtuple("usage", "free")(10_000)
-    monkeypatch.setattr(compress_walk.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(drivers.shutil, "disk_usage", lambda path: usage)
     for streaming in ("off", "on"):
         with pytest.raises(InputError, match=r"GiB are needed there .* are free"):
             compressed("reference", BARE, tmp_path / "other", streaming)
@@ -157,6 +159,6 @@ def test_a_compressed_dense_model_is_measured_against_its_base(free, tmp_path, m
 
 def test_a_mix_is_said_to_decide_about_experts_only():
     config = load_run(RUN, ["selection.mix={agent: 3.0}", "dense=[{name: wanda, targets: [attention]}]"])
-    assert "every calibration token counts the same" in compress_run._unmixed(config)[0]
-    assert not compress_run._unmixed(load_run(RUN, ["selection.mix={agent: 3.0}", "dense=[{name: fp8}]"]))
-    assert not compress_run._unmixed(load_run(RUN, ["dense=[{name: wanda, targets: [attention]}]"]))
+    assert "every calibration token counts the same" in dense_stage._unmixed(config)[0]
+    assert not dense_stage._unmixed(load_run(RUN, ["selection.mix={agent: 3.0}", "dense=[{name: fp8}]"]))
+    assert not dense_stage._unmixed(load_run(RUN, ["dense=[{name: wanda, targets: [attention]}]"]))

@@ -6,20 +6,19 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from moeprune.checkpoint.headers import read_header
+from moeprune.artifacts.safetensors_files import read_header
 from moeprune.checkpoint.inventory import inventory
+from moeprune.dense.drivers import compress_streamed, foreseen_export
 from moeprune.dense.export import Export
-from moeprune.dense.formats import FP8
-from moeprune.dense.magnitude import Magnitude
-from moeprune.dense.quantize import GPTQ, RTN, Joint
-from moeprune.dense.reload import ReloadError, require_reloads
-from moeprune.dense.reload_streamed import require_reloads_streamed
-from moeprune.dense.sparsegpt import SparseGPT
-from moeprune.dense.streamed import compress_streamed, foreseen_export
+from moeprune.dense.methods.pruning import Magnitude, SparseGPT, Wanda
+from moeprune.dense.methods.quantising import FP8, GPTQ, RTN, Joint
+from moeprune.dense.reload import ReloadError, require_reloads, require_reloads_streamed
 from moeprune.dense.walk import compress_model
-from moeprune.dense.wanda import Wanda
-from moeprune.models.loading import ModelOptions, load_model
-from moeprune.models.streaming import open_streamed
+from moeprune.models.loading import (
+    load_model,
+)
+from moeprune.models.options import ModelOptions
+from moeprune.models.streaming.model import open_streamed
 from tests.dense.tokens import token_set
 from tests.dense.written import write
 from tests.tiny import save_tiny

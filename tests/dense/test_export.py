@@ -10,18 +10,17 @@ from transformers import AutoModelForCausalLM
 
 from moeprune.artifacts.errors import InputError
 from moeprune.checkpoint.inventory import inventory
-from moeprune.dense.awq import AWQ
 from moeprune.dense.export import Export
-from moeprune.dense.formats import FP8, NF4
-from moeprune.dense.layouts import patterns
-from moeprune.dense.magnitude import Magnitude
-from moeprune.dense.quantize import GPTQ, RTN, Joint
+from moeprune.dense.methods.pruning import Magnitude, SparseGPT, Wanda
+from moeprune.dense.methods.quantising import AWQ, FP8, GPTQ, NF4, RTN, Joint
+from moeprune.dense.packed_layout import patterns
 from moeprune.dense.reload import ReloadError, require_reloads
-from moeprune.dense.sparsegpt import SparseGPT
 from moeprune.dense.walk import compress_model
-from moeprune.dense.wanda import Wanda
 from moeprune.dense.weights import look
-from moeprune.models.loading import ModelOptions, load_model
+from moeprune.models.loading import (
+    load_model,
+)
+from moeprune.models.options import ModelOptions
 from tests.dense.tokens import token_set
 from tests.dense.written import same_names_inventory, write
 from tests.tiny import save_tiny
@@ -159,7 +158,7 @@ def test_nf4_numbers_survive_the_quantiser_that_packs_them(source, tmp_path):
     assert linears - set(section["llm_int8_skip_modules"]) == {
         w.name for w in look(model).weights if w.role == "attention"
     }
-    from moeprune.dense.statistics import InputStatistics
+    from moeprune.dense.methods.inputs import InputStatistics
 
     for weight in look(model).weights:
         if weight.role == "attention":

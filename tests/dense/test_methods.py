@@ -7,17 +7,13 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from moeprune.artifacts.errors import InputError
-from moeprune.dense.awq import AWQ
-from moeprune.dense.formats import FP8, NF4
-from moeprune.dense.grids import NF4_VALUES
-from moeprune.dense.magnitude import Magnitude
+from moeprune.dense.methods.codes import NF4_VALUES
+from moeprune.dense.methods.inputs import InputStatistics
+from moeprune.dense.methods.patterns import Pattern
+from moeprune.dense.methods.pruning import Magnitude, SparseGPT, Wanda, WandaUpdate
+from moeprune.dense.methods.quantising import AWQ, FP8, GPTQ, NF4, RTN, Joint
+from moeprune.dense.methods.result import follows, holds_mask, sparsity_of
 from moeprune.dense.options import METHODS, DenseOptions
-from moeprune.dense.patterns import Pattern
-from moeprune.dense.quantize import GPTQ, RTN, Joint
-from moeprune.dense.result import follows, holds_mask, sparsity_of
-from moeprune.dense.sparsegpt import SparseGPT
-from moeprune.dense.statistics import InputStatistics
-from moeprune.dense.wanda import Wanda, WandaUpdate
 from tests.dense import naive
 from tests.dense.layers import layer
 

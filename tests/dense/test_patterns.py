@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from moeprune.dense.patterns import Pattern, _kth_smallest, smallest_in_groups, smallest_per_row
-from moeprune.dense.result import follows, holds_mask, sparsity_of
+from moeprune.dense.methods.patterns import Pattern, _kth_smallest, smallest_in_groups, smallest_per_row
+from moeprune.dense.methods.result import follows, holds_mask, sparsity_of
 from tests.dense.naive import drop_by_group, drop_smallest
 
 

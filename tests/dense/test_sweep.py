@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-from moeprune.dense.choice import Fixed, Groups, Ratio
-from moeprune.dense.factor import NotPositiveDefinite, factorise
-from moeprune.dense.grids import IntegerGrid
-from moeprune.dense.patterns import Pattern
-from moeprune.dense.sweep import sweep
+from moeprune.dense.methods.codes import IntegerGrid
+from moeprune.dense.methods.patterns import Fixed, Groups, Pattern, Ratio
+from moeprune.dense.methods.sweep import NotPositiveDefinite, factorise, sweep
 from tests.dense import naive
 from tests.dense.layers import layer
 

@@ -7,15 +7,12 @@ import torch
 from torch import nn
 
 from moeprune.artifacts.errors import InputError
-from moeprune.dense.formats import FP8
-from moeprune.dense.magnitude import Magnitude
-from moeprune.dense.patterns import Pattern
-from moeprune.dense.quantize import GPTQ, RTN, Joint
-from moeprune.dense.result import follows
-from moeprune.dense.sparsegpt import SparseGPT
-from moeprune.dense.statistics import InputStatistics
+from moeprune.dense.methods.inputs import InputStatistics
+from moeprune.dense.methods.patterns import Pattern
+from moeprune.dense.methods.pruning import Magnitude, SparseGPT, Wanda
+from moeprune.dense.methods.quantising import FP8, GPTQ, RTN, Joint
+from moeprune.dense.methods.result import follows
 from moeprune.dense.walk import compress_model
-from moeprune.dense.wanda import Wanda
 from moeprune.dense.weights import look
 from tests.dense.tokens import token_set
 from tests.tiny import TINY, build

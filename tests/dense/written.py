@@ -25,7 +25,7 @@ def same_names_inventory(directory: Path):
     """An inventory of a single-file checkpoint whose tensors are named on disk as in memory, of any model type."""
     import json
 
-    from moeprune.checkpoint.headers import read_header
+    from moeprune.artifacts.safetensors_files import read_header
     from moeprune.checkpoint.inventory import SINGLE, Inventory, Tensor
 
     entries, metadata = read_header(directory / SINGLE)

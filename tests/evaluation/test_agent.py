@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from moeprune.artifacts.errors import InputError
-from moeprune.evaluation.agent import agent_questions, final_answer, tool_call, tool_turn
-from moeprune.evaluation.generation import agent_answers, agent_task
+from moeprune.evaluation.agent import agent_answers, agent_questions, agent_task, final_answer, tool_call, tool_turn
 from moeprune.models.loading import LoadedModel
 from moeprune.reference import DATA_DIR
 from tests.evaluation.material import random_plan

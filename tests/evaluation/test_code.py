@@ -9,10 +9,19 @@ import pytest
 
 from moeprune.artifacts.errors import InputError
 from moeprune.config.schema import RunConfig
-from moeprune.evaluation.code import code_problems, code_task, code_warnings, finished, passes, require_code
+from moeprune.evaluation.code import (
+    Limits,
+    code_problems,
+    code_task,
+    code_warnings,
+    finished,
+    network_can_be_blocked,
+    passes,
+    require_code,
+    runs_through,
+)
 from moeprune.evaluation.options import CodeOptions
-from moeprune.evaluation.sandbox import Limits, network_can_be_blocked, runs_through
-from moeprune.experiment.inputs import Inputs
+from moeprune.run.opened import Inputs
 from tests.evaluation.material import random_plan
 
 PROBLEMS = [

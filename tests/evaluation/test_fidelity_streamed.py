@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 
 from moeprune.artifacts.errors import InputError
-from moeprune.evaluation import streamed as module
+from moeprune.evaluation import fidelity_streamed as module
 from moeprune.evaluation.fidelity import compare, compare_plans, logits_of
-from moeprune.evaluation.streamed import compare_streamed, compare_two_streamed
+from moeprune.evaluation.fidelity_streamed import compare_streamed, compare_two_streamed
 from moeprune.models.layers import find_moe_layers, model_fingerprint
-from moeprune.models.loading import ModelOptions, load_model
-from moeprune.models.streaming import open_streamed
+from moeprune.models.loading import (
+    load_model,
+)
+from moeprune.models.options import ModelOptions
+from moeprune.models.streaming.model import open_streamed
 from tests.evaluation.material import random_plan, random_tokens
 from tests.tiny import save_tiny
 

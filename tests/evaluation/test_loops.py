@@ -8,7 +8,7 @@ import pytest
 
 from moeprune.artifacts.errors import InputError
 from moeprune.data.trajectories import TokenSet
-from moeprune.evaluation.generation import loop_rate
+from moeprune.evaluation.agent import loop_rate
 from moeprune.evaluation.loops import THRESHOLD, OpenPrompt, loops, open_prompts, repetition
 from moeprune.models.loading import LoadedModel
 from moeprune.reference import DATA_DIR

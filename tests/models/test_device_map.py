@@ -9,9 +9,12 @@ import torch
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.statistics import SUMS
 from moeprune.evaluation.fidelity import fidelity
+from moeprune.models.device_map import device_of_inputs, is_away, require_device_map
 from moeprune.models.layers import find_moe_layers, model_fingerprint
-from moeprune.models.loading import ModelOptions, load_model
-from moeprune.models.placement import device_of_inputs, is_away, require_device_map
+from moeprune.models.loading import (
+    load_model,
+)
+from moeprune.models.options import ModelOptions
 from moeprune.models.pruned import pruned
 from moeprune.recording.recorder import record
 from tests.models.test_conformance import plan_for

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from moeprune.models.shipping import notes, parallel_sizes, router_groups, serve_flags
+from moeprune.models.engine_limits import notes, parallel_sizes, router_groups, serve_flags
 from moeprune.reference import MODEL_DIR
 
 QWEN = {"model_type": "qwen3_moe", "num_attention_heads": 32, "num_key_value_heads": 4, "moe_intermediate_size": 768}

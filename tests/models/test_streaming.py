@@ -8,11 +8,14 @@ import pytest
 import torch
 
 from moeprune.artifacts.errors import InputError
-from moeprune.models import conversion, parked
-from moeprune.models.borders import Border
-from moeprune.models.layer_major import LayerMajor, StreamingError
-from moeprune.models.loading import ModelOptions, load_model
-from moeprune.models.streaming import affordable_tokens, decoder_layers, open_streamed
+from moeprune.models.loading import (
+    load_model,
+)
+from moeprune.models.options import ModelOptions
+from moeprune.models.streaming import conversion, waiting
+from moeprune.models.streaming.model import affordable_tokens, decoder_layers, open_streamed
+from moeprune.models.streaming.passes import LayerMajor, StreamingError
+from moeprune.models.streaming.waiting import Border
 from tests.tiny import TINY, build, inputs, save_tiny
 
 # Encoder-decoders and a token classifier are no causal language models.
@@ -23,7 +26,7 @@ SHAPES = ((2, 24), (1, 16), (3, 40))
 @pytest.fixture(autouse=True)
 def everything_waits_in_files(monkeypatch):
     """Also the smallest tensors; and experts are converted one or two at a time."""
-    monkeypatch.setattr(parked, "SMALL", 0)
+    monkeypatch.setattr(waiting, "SMALL", 0)
     monkeypatch.setattr(conversion, "BLOCK", 10_000)
 
 
@@ -118,7 +121,7 @@ def test_one_layer_is_in_memory_at_a_time_and_nothing_afterwards(tmp_path):
 
 
 def test_every_weight_is_read_once(tmp_path, monkeypatch):
-    from moeprune.models.weight_files import TensorOnDisk
+    from moeprune.artifacts.safetensors_files import TensorOnDisk
 
     read = []
     original = TensorOnDisk.read

@@ -7,10 +7,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from moeprune.models import conversion
-from moeprune.models.layer_major import LayerMajor
-from moeprune.models.loading import ModelOptions, load_model
-from moeprune.models.streaming import open_streamed
+from moeprune.models.loading import (
+    load_model,
+)
+from moeprune.models.options import ModelOptions
+from moeprune.models.streaming import conversion
+from moeprune.models.streaming.model import open_streamed
+from moeprune.models.streaming.passes import LayerMajor
 from tests.tiny import inputs, save_tiny
 
 SIZES = {
@@ -83,8 +86,8 @@ def test_logits_are_those_of_a_plain_load(source, dtype, tmp_path, monkeypatch):
 def test_packed_weights_are_unpacked_layer_by_layer(tmp_path):
     """compressed-tensors would unpack the whole model at its first forward pass; a streamed one has never all of it."""
     pytest.importorskip("compressed_tensors")
-    from moeprune.dense.quantize import RTN
-    from moeprune.experiment.compress_write import compress_checkpoint
+    from moeprune.dense.compress import compress_checkpoint
+    from moeprune.dense.methods.quantising import RTN
 
     source = save_tiny("qwen3_moe", tmp_path / "source", dtype="bfloat16", num_hidden_layers=3)
     methods = [RTN(group_size=8, targets=("attention", "routed_expert"))]

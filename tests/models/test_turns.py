@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from moeprune.artifacts.errors import InputError
-from moeprune.dense.turns import Turns
 from moeprune.dense.weights import decoder_blocks, look
+from moeprune.models.streaming.turns import Turns
 from tests.tiny import DENSE, NO_TEXT_ALONE, TINY, build, inputs
 
 ENCODER_DECODER = {"switch_transformers", "nllb_moe"}

@@ -5,13 +5,13 @@ import sys
 import transformers
 
 from moeprune.checkpoint.inventory import inventory
-from moeprune.checkpoint.writer import prune_checkpoint
+from moeprune.checkpoint.prune import prune_checkpoint
+from moeprune.commands.inspect import families_table
 from moeprune.config.load import validate
 from moeprune.config.schema import RunConfig
-from moeprune.experiment.inputs import Inputs
-from moeprune.experiment.inspection import families_table
-from moeprune.experiment.passes import recorded
 from moeprune.models.families import FAMILIES, VERIFIED_WITH
+from moeprune.run.opened import Inputs
+from moeprune.run.team import recorded
 from tests.checkpoint.sources import plan_for
 from tests.tiny import save_tiny
 

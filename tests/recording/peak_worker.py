@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from moeprune.checkpoint.inventory import checkpoint_fingerprint, inventory
-from moeprune.evaluation.streamed import compare_streamed
-from moeprune.models.loading import ModelOptions
-from moeprune.models.streaming import StreamedModel, open_streamed
+from moeprune.evaluation.fidelity_streamed import compare_streamed
+from moeprune.models.options import ModelOptions
+from moeprune.models.streaming.model import StreamedModel, open_streamed
 from moeprune.recording.streamed import record_streamed
 from tests.checkpoint.sources import plan_for
 from tests.tokens import random_pieces, token_set

@@ -5,11 +5,14 @@ import pytest
 
 from moeprune.artifacts.statistics import SUMS
 from moeprune.evaluation.fidelity import compare_plans
-from moeprune.evaluation.streamed import compare_streamed
+from moeprune.evaluation.fidelity_streamed import compare_streamed
 from moeprune.models.families import FAMILIES
 from moeprune.models.layers import find_moe_layers, model_fingerprint
-from moeprune.models.loading import ModelOptions, load_model
-from moeprune.models.streaming import open_streamed
+from moeprune.models.loading import (
+    load_model,
+)
+from moeprune.models.options import ModelOptions
+from moeprune.models.streaming.model import open_streamed
 from moeprune.recording.recorder import record
 from moeprune.recording.streamed import record_streamed
 from tests.models.test_conformance import plan_for

@@ -9,7 +9,10 @@ import pytest
 from moeprune.artifacts.plan import LayerPlan, PrunePlan
 from moeprune.data.options import Domain, Intake
 from moeprune.data.trajectories import load_tokens
-from moeprune.models.loading import ModelOptions, load_model
+from moeprune.models.loading import (
+    load_model,
+)
+from moeprune.models.options import ModelOptions
 from moeprune.models.pruned import pruned
 from moeprune.recording.recorder import record
 

@@ -8,9 +8,12 @@ from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.sample import FIELDS
 from moeprune.artifacts.statistics import RoutingStatistics
 from moeprune.models.layers import find_moe_layers, model_fingerprint
-from moeprune.models.loading import ModelOptions, load_model
-from moeprune.models.streaming import open_streamed
-from moeprune.recording import drawn
+from moeprune.models.loading import (
+    load_model,
+)
+from moeprune.models.options import ModelOptions
+from moeprune.models.streaming.model import open_streamed
+from moeprune.recording import sample_rows as module
 from moeprune.recording.checks import RecordingError
 from moeprune.recording.recorder import record
 from moeprune.recording.streamed import record_streamed
@@ -38,8 +41,8 @@ def assert_same(one, other, **tolerance):
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(drawn, "TOKENS", 50)
-    monkeypatch.setattr(drawn, "DIMENSION", 8)
+    monkeypatch.setattr(module, "TOKENS", 50)
+    monkeypatch.setattr(module, "DIMENSION", 8)
 
 
 @pytest.mark.usefixtures("small")
@@ -54,7 +57,7 @@ def test_batches_and_order_change_nothing(model):
 def test_rows_are_the_experts_own_outputs_projected(model):
     counted = [np.arange(len(piece)) % 2 == 0 for piece in PIECES]
     statistics = record(model, token_set(PIECES, counted=counted), statistics="samples")
-    matrix = torch.from_numpy(drawn.projection(32))
+    matrix = torch.from_numpy(module.projection(32))
     for layer in find_moe_layers(model):
         seen = []
         handle = layer.experts.register_forward_pre_hook(lambda module, args, seen=seen: seen.append(args[0]))
@@ -122,15 +125,15 @@ def test_a_killed_recording_ends_with_the_same_sample(model, tmp_path):
 def test_the_projection_keeps_lengths_on_average():
     source = np.random.default_rng(1)
     vectors = source.normal(size=(2000, 512))
-    ratio = np.square(vectors @ drawn.projection(512)).sum(axis=1) / np.square(vectors).sum(axis=1)
+    ratio = np.square(vectors @ module.projection(512)).sum(axis=1) / np.square(vectors).sum(axis=1)
     assert ratio.mean() == pytest.approx(1, abs=0.02)
     assert 0.1 < ratio.std() < 0.2  # sqrt(2 / 64) and a little less
-    np.testing.assert_array_equal(drawn.projection(64), np.eye(64))
+    np.testing.assert_array_equal(module.projection(64), np.eye(64))
 
 
 def test_a_layer_never_takes_more_than_its_bytes(monkeypatch):
-    monkeypatch.setattr(drawn, "LAYER_BYTES", 20_000)
-    chosen = drawn.drawn_tokens(token_set(PIECES), 128, 32)
+    monkeypatch.setattr(module, "LAYER_BYTES", 20_000)
+    chosen = module.drawn_tokens(token_set(PIECES), 128, 32)
     assert 0 < sum(chosen.size.values()) * 128 * 33 * 4 <= 20_000
 
 

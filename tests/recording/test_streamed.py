@@ -5,10 +5,13 @@ import pytest
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.statistics import SUMS
-from moeprune.models import layer_major, parked
 from moeprune.models.layers import find_moe_layers, model_fingerprint
-from moeprune.models.loading import ModelOptions, load_model
-from moeprune.models.streaming import open_streamed
+from moeprune.models.loading import (
+    load_model,
+)
+from moeprune.models.options import ModelOptions
+from moeprune.models.streaming import passes, waiting
+from moeprune.models.streaming.model import open_streamed
 from moeprune.recording import streamed as streamed_module
 from moeprune.recording.checks import RecordingError
 from moeprune.recording.recorder import record
@@ -46,8 +49,8 @@ def streamed(source, fingerprint, **arguments):
 @pytest.fixture
 def spilled(monkeypatch):
     """Everything that waits is put into files."""
-    monkeypatch.setattr(parked, "SMALL", 0)
-    monkeypatch.setattr(layer_major, "FLOOR", 0)
+    monkeypatch.setattr(waiting, "SMALL", 0)
+    monkeypatch.setattr(passes, "FLOOR", 0)
 
 
 def assert_equal(a, b):

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from moeprune.artifacts.files import write_json, write_text
-from moeprune.artifacts.metrics import save_metrics
+from moeprune.artifacts.files import save_metrics, write_json, write_text
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.artifacts.statistics import RoutingStatistics
-from moeprune.selection.evidence import gather
+from moeprune.selection.criteria.criterion import gather
 from moeprune.selection.options import SelectionOptions
 from moeprune.selection.select import select
-from tests.experiment.made_run import NLL, VERSIONS, statistics, with_interval
+from tests.report.example_run import NLL, VERSIONS, statistics, with_interval
 
 CRITERIA: dict[str, dict[str, object]] = {
     "hope": {"name": "hope", "product": "norms", "normalise": "all_tokens", "pairwise": True},

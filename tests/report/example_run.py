@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moeprune.artifacts.files import write_json, write_text
-from moeprune.artifacts.metrics import save_metrics
+from moeprune.artifacts.files import save_metrics, write_json, write_text
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.artifacts.statistics import Layer, LayerStatistics, RoutingStatistics
 from moeprune.selection.options import SelectionOptions

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from moeprune.experiment import grid_figures as figures
-from moeprune.experiment.figure_style import DARK, LIGHT, method_style, png, styled
-from moeprune.experiment.run_record import Measure
+from moeprune.report import draw_grid as figures
+from moeprune.report.run_record import Measure
+from moeprune.report.style import DARK, LIGHT, method_style, png, styled
 
 STYLES = {"HOPE": method_style({"name": "hope"}), "REAP": method_style({"name": "reap"})}
 

@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 
 from moeprune.artifacts.plan import LayerPlan
-from moeprune.experiment import figures
-from moeprune.experiment.figure_style import DARK, LIGHT, method_name, method_names, method_style, png
-from moeprune.experiment.interaction_figure import cluster_order, interaction_figure
-from tests.experiment.made_run import statistics
+from moeprune.report import draw_run
+from moeprune.report.draw_run import cluster_order, interaction_figure
+from moeprune.report.style import DARK, LIGHT, method_name, method_names, method_style, png
+from tests.report.example_run import statistics
 
 CRITERIA = [
     "random",
@@ -90,7 +90,7 @@ def test_signed_interactions_get_a_diverging_scale() -> None:
 
 def test_kept_map_has_a_cell_for_every_expert_of_every_layer() -> None:
     plans = [plan("model.layers.0.mlp", 8, [0, 1, 5]), plan("model.layers.1.mlp", 6, [2, 3])]
-    drawn = figures.kept_map(plans, {"model.layers.1.mlp": [4]}, LIGHT)
+    drawn = draw_run.kept_map(plans, {"model.layers.1.mlp": [4]}, LIGHT)
     axes = drawn.axes[0]
     cells = np.ma.filled(axes.collections[0].get_array().reshape(2, 8), -1)
     assert cells.tolist() == [[1, 1, 0, 0, 0, 1, 0, 0], [0, 0, 1, 1, 0, 0, -1, -1]]
@@ -104,15 +104,15 @@ def test_frequency_figure_holds_every_expert_once(layers: int) -> None:
     seen = statistics(layers=layers, experts=16, tokens=400)
     sums = seen.mix()
     plans = [plan(name, 16, list(range(0, 16, 3))) for name in sums]
-    drawn = figures.frequency_figure(sums, plans, DARK)
+    drawn = draw_run.frequency_figure(sums, plans, DARK)
     points = {"kept": [], "pruned": []}
     for axes in drawn.axes:
         for collection in axes.collections:
             points[collection.get_label()].append(collection.get_offsets())
-    assert len(points["kept"]) == (layers if layers <= figures.PANELS else 1)
+    assert len(points["kept"]) == (layers if layers <= draw_run.PANELS else 1)
     assert len(np.concatenate(points["kept"])) == 6 * layers
     assert len(np.concatenate(points["pruned"])) == 10 * layers
-    if layers <= figures.PANELS:
+    if layers <= draw_run.PANELS:
         first = sums[plans[0].name]
         np.testing.assert_allclose(
             points["kept"][0][0], [100 * first.count[0] / first.tokens, first.gated_norm_sum[0] / first.count[0]]
@@ -120,10 +120,10 @@ def test_frequency_figure_holds_every_expert_once(layers: int) -> None:
 
 
 def test_kl_bars_have_the_length_of_the_values_and_whiskers_of_the_interval() -> None:
-    bars = {"prose": {"HOPE": figures.Bar(1.4, 1.3, 1.6, "x")}, "agent": {"HOPE": figures.Bar(0.1, None, None, "y")}}
-    bars["prose"]["REAP"] = figures.Bar(1.2, 1.1, 1.3, "z")
+    bars = {"prose": {"HOPE": draw_run.Bar(1.4, 1.3, 1.6, "x")}, "agent": {"HOPE": draw_run.Bar(0.1, None, None, "y")}}
+    bars["prose"]["REAP"] = draw_run.Bar(1.2, 1.1, 1.3, "z")
     styles = {name: method_style({"name": name.lower()}) for name in ("HOPE", "REAP")}
-    drawn = figures.kl_bars(bars, styles, LIGHT, notes={"prose": "not in calibration"})
+    drawn = draw_run.kl_bars(bars, styles, LIGHT, notes={"prose": "not in calibration"})
     prose, agent = drawn.axes
     assert [patch.get_width() for patch in prose.patches] == [1.4, 1.2]
     assert prose.get_title(loc="left") == "prose  (not in calibration)"
@@ -135,9 +135,9 @@ def test_kl_bars_have_the_length_of_the_values_and_whiskers_of_the_interval() ->
 
 def test_a_bar_far_beyond_the_others_is_broken_off() -> None:
     values = {"HOPE": 0.02, "REAP": 0.07, "random": 3.3}
-    bars = {"agent": {name: figures.Bar(value, value, value, f"{value}") for name, value in values.items()}}
+    bars = {"agent": {name: draw_run.Bar(value, value, value, f"{value}") for name, value in values.items()}}
     styles = {name: method_style({"name": name.lower()}) for name in values}
-    axes = figures.kl_bars(bars, styles, LIGHT, notes={}).axes[0]
+    axes = draw_run.kl_bars(bars, styles, LIGHT, notes={}).axes[0]
     assert axes.get_xlim()[1] < 0.3
     texts = {text.get_text().strip(): text.get_position()[0] for text in axes.texts}
     assert texts["//"] == pytest.approx(0.14)
@@ -152,7 +152,7 @@ def test_every_method_looks_different() -> None:
 
 
 def test_the_criteria_of_the_package_have_styles() -> None:
-    from moeprune.selection.criteria import AnyCriterion
+    from moeprune.selection.criteria.table import AnyCriterion
     from moeprune.selection.options import SelectionOptions
 
     assert get_args(AnyCriterion)
@@ -172,8 +172,8 @@ def test_method_names_are_short_where_they_can_be_and_distinct_always() -> None:
 
 def test_png_is_the_same_every_time_and_in_the_theme() -> None:
     plans = [plan("a", 4, [0, 1])]
-    light = [png(lambda theme: figures.kept_map(plans, {}, theme), LIGHT) for _ in range(2)]
-    dark = png(lambda theme: figures.kept_map(plans, {}, theme), DARK)
+    light = [png(lambda theme: draw_run.kept_map(plans, {}, theme), LIGHT) for _ in range(2)]
+    dark = png(lambda theme: draw_run.kept_map(plans, {}, theme), DARK)
     assert light[0] == light[1]
     corners = [Image.open(BytesIO(data)).convert("RGB").getpixel((0, 0)) for data in (light[0], dark)]
     assert corners == [(255, 255, 255), (25, 28, 33)]
@@ -183,6 +183,6 @@ def test_the_users_matplotlib_settings_do_not_matter() -> None:
     import matplotlib
 
     plans = [plan("a", 4, [0, 1])]
-    plain = png(lambda theme: figures.kept_map(plans, {}, theme), LIGHT)
+    plain = png(lambda theme: draw_run.kept_map(plans, {}, theme), LIGHT)
     with matplotlib.rc_context({"figure.facecolor": "red", "font.size": 30, "axes.grid": True}):
-        assert png(lambda theme: figures.kept_map(plans, {}, theme), LIGHT) == plain
+        assert png(lambda theme: draw_run.kept_map(plans, {}, theme), LIGHT) == plain

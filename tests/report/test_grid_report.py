@@ -13,12 +13,12 @@ import pytest
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json, write_json
-from moeprune.experiment.grid_record import Grid, read_grid, read_runs, short_keys
-from moeprune.experiment.grid_report import grid_report, write_comparison, write_grid_report
-from moeprune.experiment.grid_statistics import RULER, agreement, cost_share, spearman, standings
-from moeprune.experiment.report_parts import render
-from tests.experiment.made_grid import HARM, hope_share, make_grid
-from tests.experiment.test_report import Tags, section
+from moeprune.report.grid_record import Grid, read_grid, read_runs, short_keys
+from moeprune.report.grid_report import grid_report, write_comparison, write_grid_report
+from moeprune.report.page import render
+from moeprune.report.ranks import RULER, agreement, cost_share, spearman, standings
+from tests.report.example_grid import HARM, hope_share, make_grid
+from tests.report.test_run_report import Tags, section
 
 
 @pytest.fixture(scope="module")

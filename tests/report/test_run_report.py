@@ -13,11 +13,11 @@ import pytest
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json, write_json
 from moeprune.artifacts.plan import PrunePlan
-from moeprune.experiment.report import run_report, write_report
-from moeprune.experiment.report_parts import render
-from moeprune.experiment.report_result import jaccard
-from moeprune.experiment.run_record import read_run
-from tests.experiment.made_run import make_run
+from moeprune.report.page import render
+from moeprune.report.results import jaccard
+from moeprune.report.run_record import read_run
+from moeprune.report.run_report import run_report, write_report
+from tests.report.example_run import make_run
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moeprune.experiment.numbers import amount, change, data_size, duration, interval, listed, number, percent, points
+from moeprune.report.style import amount, change, data_size, duration, interval, listed, number, percent, points
 
 
 @pytest.mark.parametrize(

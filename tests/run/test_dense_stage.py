@@ -10,13 +10,13 @@ from transformers import AutoModelForCausalLM
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json
+from moeprune.commands.check import check_file
+from moeprune.commands.inspect import inspect_path
 from moeprune.evaluation.fidelity import compare, logits_of
-from moeprune.experiment.grid import run_grid
-from moeprune.experiment.inputs import Inputs
-from moeprune.experiment.inspection import inspect_path
-from moeprune.experiment.pipeline import run_file
-from moeprune.experiment.preflight import check_file
 from moeprune.models.loading import load_tokenizer
+from moeprune.run.grid import run_grid
+from moeprune.run.opened import Inputs
+from moeprune.run.pipeline import run_file
 
 pytest.importorskip("compressed_tensors")
 CONFIG = Path(__file__).parents[2] / "configs" / "runs" / "experts-and-dense.yaml"

@@ -6,11 +6,11 @@ import pytest
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json
+from moeprune.commands.compress import CompressConfig
 from moeprune.config.load import validate
 from moeprune.config.schema import RunConfig
-from moeprune.experiment.compress import CompressConfig
-from moeprune.experiment.inputs import Inputs
-from tests.experiment.test_passes import CONFIG, finish, kept, start
+from moeprune.run.opened import Inputs
+from tests.run.test_team import CONFIG, finish, kept, start
 
 SPREAD = {"": "cpu", "model.layers.1": "disk", "model.norm": "disk"}
 

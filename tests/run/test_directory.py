@@ -9,12 +9,12 @@ import pytest
 
 from moeprune.artifacts.errors import InputError
 from moeprune.config.schema import RunConfig
-from moeprune.experiment import stages
-from moeprune.experiment.inputs import Inputs
-from moeprune.experiment.pipeline import run_pipeline
-from moeprune.experiment.run_record import read_run
-from moeprune.experiment.runs import Run, differences
-from moeprune.experiment.select_run import baseline_options
+from moeprune.report.run_record import read_run
+from moeprune.run import stages
+from moeprune.run.directory import Run, differences
+from moeprune.run.opened import Inputs
+from moeprune.run.pipeline import run_pipeline
+from moeprune.run.select_stage import baseline_options
 
 CONFIG = {
     "calibration": {"domains": [{"name": "agent", "path": "reference:agent", "tokens": 2000}]},

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from moeprune.artifacts.errors import InputError
-from moeprune.config.grid import is_grid, load_grid, merged, only
-from moeprune.experiment import inputs
-from moeprune.experiment.grid import run_grid
-from moeprune.experiment.grid_record import read_grid
-from moeprune.experiment.preflight import check_file, parse_bytes
+from moeprune.commands.check import check_file, parse_bytes
+from moeprune.config.grid_file import is_grid, load_grid, merged, only
+from moeprune.report.grid_record import read_grid
+from moeprune.run import opened
+from moeprune.run.grid import run_grid
 
 GRIDS = sorted((Path(__file__).parents[2] / "configs" / "grids").glob("*.yaml"))
 BASE = """
@@ -61,9 +61,9 @@ def results(directory):
 
 def test_every_run_is_made_once_from_one_recording(grid, tmp_path, monkeypatch):
     read = []
-    load = inputs.load_tokens
+    load = opened.load_tokens
     monkeypatch.setattr(
-        inputs, "load_tokens", lambda *words, part, **more: read.append(part) or load(*words, part=part, **more)
+        opened, "load_tokens", lambda *words, part, **more: read.append(part) or load(*words, part=part, **more)
     )
     outcome = run_grid(grid, [], output=tmp_path / "out")
     assert sorted(read) == ["all", "heldout"]  # once for all runs
@@ -120,7 +120,7 @@ def test_a_grid_that_is_killed_three_times_ends_like_one_that_was_not(grid, tmp_
 
 
 def test_a_failed_run_is_recorded_and_the_rest_go_on(grid, tmp_path):
-    grid.write_text(AXES.replace("{name: reap}", "{name: 'tests.experiment.test_grid_run:Broken'}"))
+    grid.write_text(AXES.replace("{name: reap}", "{name: 'tests.run.test_grid:Broken'}"))
     outcome = run_grid(grid, [], output=tmp_path / "out")
     assert outcome.done == ["hope-p25", "hope-p50"]
     assert set(outcome.failed) == {"reap-p25", "reap-p50"}

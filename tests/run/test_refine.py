@@ -10,11 +10,11 @@ from moeprune.config.load import load_run
 from moeprune.data.trajectories import TokenSet
 from moeprune.evaluation.fidelity import compare_plans
 from moeprune.evaluation.intervals import Comparison, DomainSums
-from moeprune.experiment import inputs as inputs_module
-from moeprune.experiment.inputs import Inputs
-from moeprune.experiment.pipeline import run_file
-from moeprune.experiment.refine import goal_of, improvement, refine
 from moeprune.recording.recorder import record
+from moeprune.run import opened as inputs_module
+from moeprune.run.opened import Inputs
+from moeprune.run.pipeline import run_file
+from moeprune.run.refine import goal_of, improvement, refine
 from moeprune.selection.options import SelectionOptions
 from moeprune.selection.select import select
 from tests.tiny import build

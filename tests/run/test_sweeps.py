@@ -10,7 +10,7 @@ import pytest
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 from moeprune.config.load import load_run, read_yaml
-from moeprune.experiment.tracking import read_records
+from moeprune.run.tracking import read_records
 
 ROOT = Path(__file__).parents[2]
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))

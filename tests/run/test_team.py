@@ -13,10 +13,10 @@ from safetensors.numpy import load_file
 from moeprune.artifacts.files import read_json
 from moeprune.config.load import validate
 from moeprune.config.schema import RunConfig
-from moeprune.experiment import inputs as inputs_module
-from moeprune.experiment.inputs import Inputs
-from moeprune.experiment.pipeline import run_pipeline
-from moeprune.experiment.stages import measure
+from moeprune.run import opened as inputs_module
+from moeprune.run.opened import Inputs
+from moeprune.run.pipeline import run_pipeline
+from moeprune.run.stages import measure
 from tests.tiny import save_tiny
 
 ENVIRONMENT = os.environ | {"WANDB_MODE": "disabled"}

@@ -14,9 +14,9 @@ import pytest
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import write_json
 from moeprune.config.schema import RunConfig
-from moeprune.experiment.grid import run_grid
-from moeprune.experiment.spread import Errors, Group, over_processes, over_ray, require_ray
-from tests.experiment.test_grid_run import AXES, BASE, results
+from moeprune.run.grid import run_grid
+from moeprune.run.workers import Errors, Group, over_processes, over_ray, require_ray
+from tests.run.test_grid import AXES, BASE, results
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is an extra: moeprune[ray]")
 ON_THIS_MACHINE = RunConfig.model_validate({"runtime": {"device": "cpu"}})
@@ -53,7 +53,7 @@ def work(group, directory, shared):
     time.sleep(600)
 
 if __name__ == "__main__":
-    from moeprune.experiment.spread import over_processes
+    from moeprune.run.workers import over_processes
     list(over_processes(t.GROUPS[:1], work, Path(sys.argv[1]), Path(sys.argv[1]), workers=2))
 """
 

@@ -6,8 +6,7 @@ import numpy as np
 
 from moeprune.artifacts.sample import TokenSample
 from moeprune.artifacts.statistics import SUMS, Layer, LayerStatistics, RoutingStatistics
-from moeprune.selection.objective import Quadratic
-from moeprune.selection.problem import Problem
+from moeprune.selection.objective import Problem, Quadratic
 
 KINDS = ("norms", "indefinite", "ties", "sparse", "zero diagonal", "groups", "linear term")
 

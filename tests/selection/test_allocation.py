@@ -10,9 +10,8 @@ from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.statistics import Layer, RoutingStatistics
 from moeprune.selection.allocation import _cheapest_split, cost_curve
 from moeprune.selection.budget import check_budget
-from moeprune.selection.objective import Quadratic
+from moeprune.selection.objective import Quadratic, problem
 from moeprune.selection.options import SelectionOptions
-from moeprune.selection.problem import problem
 from moeprune.selection.redundancy import redundancy
 from moeprune.selection.select import layer_tasks, select
 from tests.selection.cases import brute_force, layer_statistics, silence, small_statistics, statistics_of

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from moeprune.selection import certificate, enumeration, reformulation
-from moeprune.selection.certificate import certified, lower_bound
-from moeprune.selection.objective import Quadratic
-from moeprune.selection.problem import problem
-from moeprune.selection.relaxation import ConvexProgram
-from moeprune.selection.solvers import Greedy, Swap
+from moeprune.selection.objective import Quadratic, problem
+from moeprune.selection.solvers import certificate, enumeration, relaxation
+from moeprune.selection.solvers.certificate import certified, lower_bound
+from moeprune.selection.solvers.relaxation import ConvexProgram
+from moeprune.selection.solvers.table import Greedy, Swap
 from tests.selection.cases import KINDS, brute_force, random_problem
 
 
@@ -24,7 +23,7 @@ def test_bounds_are_never_above_brute_force(instances: int, monkeypatch: pytest.
         assert bound is not None
         assert bound.value <= best + 1e-9 * (1 + abs(best)), (number, bound)
         matrix, linear = case.objective.quadratic, case.objective.linear
-        cheap = reformulation.row_bound(ConvexProgram(matrix, linear, case.group, case.quota))
+        cheap = relaxation.row_bound(ConvexProgram(matrix, linear, case.group, case.quota))
         assert cheap <= best + 1e-9 * (1 + abs(best))
         tight += bound.value >= best - 0.05 * abs(best) - 1e-6
     assert tight > instances / 2  # the bound is worth having
@@ -32,7 +31,7 @@ def test_bounds_are_never_above_brute_force(instances: int, monkeypatch: pytest.
 
 def test_a_proposal_that_is_not_convex_is_repaired() -> None:
     matrix = np.array([[0.0, -1.0], [-1.0, 0.0]])
-    program = reformulation.repaired(ConvexProgram(matrix, np.zeros(2), np.zeros(2, dtype=int), np.array([1])))
+    program = relaxation.repaired(ConvexProgram(matrix, np.zeros(2), np.zeros(2, dtype=int), np.array([1])))
     assert np.linalg.eigvalsh(program.matrix)[0] >= 0
     for pruned in (np.array([1.0, 0.0]), np.array([0.0, 1.0])):
         assert pruned @ program.matrix @ pruned + program.linear @ pruned == pytest.approx(0.0)
@@ -55,7 +54,7 @@ def test_statuses_are_earned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_too_many_experts_get_the_cheap_bound_and_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reformulation, "SEMIDEFINITE_LIMIT", 30)
+    monkeypatch.setattr(relaxation, "SEMIDEFINITE_LIMIT", 30)
     matrix = np.random.default_rng(0).random((40, 40))
     case = problem(Quadratic(matrix + matrix.T), 20)
     solution, warnings = certified(case, Swap().solve(case))

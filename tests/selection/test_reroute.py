@@ -14,12 +14,12 @@ from moeprune.models.families import FAMILIES
 from moeprune.models.layers import find_moe_layers, model_fingerprint
 from moeprune.models.pruned import pruned
 from moeprune.recording.recorder import record
-from moeprune.selection import rerouting
+from moeprune.selection.criteria import reroute
+from moeprune.selection.criteria.reroute import Rerouted
+from moeprune.selection.objective import problem
 from moeprune.selection.options import SelectionOptions
-from moeprune.selection.problem import problem
-from moeprune.selection.rerouting import Rerouted
-from moeprune.selection.search import greedy_forward, moves_of
 from moeprune.selection.select import select
+from moeprune.selection.solvers.search import greedy_forward, moves_of
 from tests.selection.cases import layer_statistics, small_statistics, statistics_of
 from tests.tiny import build
 from tests.tokens import random_pieces, token_set
@@ -129,10 +129,10 @@ def _block_inputs(model, layers):
     return seen
 
 
-@pytest.mark.parametrize("cancelled", [rerouting.CANCELLED, 2.0])  # 2: every exchange is summed anew
+@pytest.mark.parametrize("cancelled", [reroute.CANCELLED, 2.0])  # 2: every exchange is summed anew
 def test_changes_are_differences_of_costs(tiny, recorded, cancelled, monkeypatch):
-    monkeypatch.setattr(rerouting, "CANCELLED", cancelled)
-    monkeypatch.setattr(rerouting, "BLOCK", 2**14)  # several gathers
+    monkeypatch.setattr(reroute, "CANCELLED", cancelled)
+    monkeypatch.setattr(reroute, "BLOCK", 2**14)  # several gathers
     layer = recorded.layers[-1]
     source = np.random.default_rng(0)
     for _ in range(6):

@@ -11,8 +11,8 @@ import pytest
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.artifacts.statistics import Layer
-from moeprune.selection.criteria import CRITERION_NAMES
-from moeprune.selection.evidence import LayerEvidence, mix_shares
+from moeprune.selection.criteria.criterion import LayerEvidence, mix_shares
+from moeprune.selection.criteria.table import CRITERION_NAMES
 from moeprune.selection.objective import Modular
 from moeprune.selection.options import SelectionOptions
 from moeprune.selection.select import select

@@ -3,12 +3,19 @@
 import numpy as np
 import pytest
 
-from moeprune.selection import enumeration, exact, relaxation
-from moeprune.selection import solver as solver_module
-from moeprune.selection.objective import Combination, Modular, Quadratic, Restricted, restrict
-from moeprune.selection.problem import Problem, problem
-from moeprune.selection.relaxation import RelaxationFailed, shifted, solve_convex
-from moeprune.selection.solvers import SOLVERS, Exact, Greedy, Relaxed, Slsqp, Swap, Thorough
+from moeprune.selection.objective import Combination, Modular, Problem, Quadratic, Restricted, problem, restrict
+from moeprune.selection.solvers import enumeration, exact, relaxation
+from moeprune.selection.solvers import solver as solver_module
+from moeprune.selection.solvers.relaxation import RelaxationFailed, shifted, solve_convex
+from moeprune.selection.solvers.table import (
+    SOLVERS,
+    Exact,
+    Greedy,
+    Relaxed,
+    Slsqp,
+    Swap,
+    Thorough,
+)
 from tests.selection.cases import KINDS, brute_force, random_problem
 
 ROUNDING = 1e-9

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from moeprune.artifacts.statistics import LayerStatistics, RoutingStatistics
-from moeprune.selection.evidence import balanced
-from moeprune.selection.interaction import interaction
+from moeprune.selection.criteria.criterion import balanced
+from moeprune.selection.criteria.hope import interaction
 from moeprune.selection.options import SelectionOptions
 from moeprune.selection.select import select
 from tests.selection.cases import layer_statistics, silence, small_statistics

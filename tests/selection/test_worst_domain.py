@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from moeprune.selection import enumeration
-from moeprune.selection.certificate import certified, lower_bound
-from moeprune.selection.objective import Quadratic, WorstOf, restrict
+from moeprune.selection.objective import Problem, Quadratic, WorstOf, restrict
 from moeprune.selection.options import SelectionOptions
-from moeprune.selection.problem import Problem
 from moeprune.selection.select import select
-from moeprune.selection.solvers import Exact, Swap
+from moeprune.selection.solvers import enumeration
+from moeprune.selection.solvers.certificate import certified, lower_bound
+from moeprune.selection.solvers.table import Exact, Swap
 from tests.selection.cases import all_sets, random_problem, small_statistics
 
 

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
+from moeprune.commands.verify import score
 from moeprune.models.loading import LoadedModel
 from moeprune.serving.answers import TOLERANCES, Answer, Answers, Score, compare, tolerance_of
-from moeprune.serving.in_memory import score
-from moeprune.serving.prompts import questions
+from moeprune.serving.questions import questions
 from tests.tiny import build, tiny_tokenizer
 
 TOKENS = 8

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from moeprune.checkpoint.writer import prune_checkpoint
-from moeprune.experiment.export import export_file
-from moeprune.experiment.verify import verify_checkpoint
+from moeprune.checkpoint.prune import prune_checkpoint
+from moeprune.commands.export import export_file
+from moeprune.commands.verify import verify_checkpoint
 from moeprune.reference import MODEL_DIR
 from tests.checkpoint.sources import plan_for
 

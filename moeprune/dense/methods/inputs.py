@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from moeprune.artifacts.errors import InputError
-from moeprune.dense.method import Needs
+from moeprune.dense.methods.kinds import Needs
 
 
 @dataclass

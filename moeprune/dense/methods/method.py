@@ -1,18 +1,16 @@
 """What every dense method is: its config section, and the call that compresses one weight."""
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from moeprune.dense.methods.kinds import ROLES, Kind, Needs
 
 if TYPE_CHECKING:
     import torch
 
-    from moeprune.dense.result import DenseResult
-    from moeprune.dense.statistics import InputStatistics
-
-Kind = Literal["prune", "quantise", "joint"]
-Needs = Literal["nothing", "norms", "hessian"]  # what a method must know about a layer's inputs
-ROLES = ("attention", "dense_mlp", "shared_expert", "routed_expert")
+    from moeprune.dense.methods.inputs import InputStatistics
+    from moeprune.dense.methods.result import DenseResult
 
 
 class DenseMethod(BaseModel):
@@ -59,8 +57,8 @@ class DenseMethod(BaseModel):
         """
         import torch
 
-        from moeprune.dense.factor import NotPositiveDefinite
-        from moeprune.dense.result import check_finite
+        from moeprune.dense.methods.result import check_finite
+        from moeprune.dense.methods.sweep import NotPositiveDefinite
 
         assert weight.ndim == 2, "a weight is (out, in)"
         assert weight.dtype == torch.float32, "kernels work in float32"
@@ -124,12 +122,12 @@ class Pruning(DenseMethod):
     @field_validator("pattern")
     @classmethod
     def _known_pattern(cls, pattern: str | None) -> str | None:
-        from moeprune.dense.patterns import Pattern
+        from moeprune.dense.methods.patterns import Pattern
 
         return pattern if pattern is None else str(Pattern.parse(pattern))
 
     def model_post_init(self, context: object) -> None:
-        from moeprune.dense.patterns import Pattern
+        from moeprune.dense.methods.patterns import Pattern
 
         if self.pattern is None:
             if self.sparsity is None:
@@ -145,7 +143,7 @@ class Pruning(DenseMethod):
 
     def check_shape(self, layer: str, in_features: int) -> None:
         from moeprune.artifacts.errors import InputError
-        from moeprune.dense.patterns import Pattern, pruned_count
+        from moeprune.dense.methods.patterns import Pattern, pruned_count
 
         if self.by_row and self.pattern is None and not pruned_count(self.sparsity or 0.0, in_features):
             raise InputError(
@@ -160,7 +158,7 @@ class Pruning(DenseMethod):
 
     def _drops(self, scores: "torch.Tensor", held: "torch.Tensor | None") -> "torch.Tensor":
         """True (out, in) at the smallest scores of each row, or of each group; what was dropped before goes first."""
-        from moeprune.dense.patterns import Pattern, pruned_count, smallest_in_groups, smallest_per_row
+        from moeprune.dense.methods.patterns import Pattern, pruned_count, smallest_in_groups, smallest_per_row
 
         if held is not None:
             scores = scores.masked_fill(~held, -1.0)

@@ -1,7 +1,12 @@
-"""Which weights go: sparsity patterns, and exact choice of the smallest scores. Ties go to the lowest column."""
+"""Which weights go: sparsity patterns, and exact choice of the smallest scores. Ties go to the lowest column.
+
+How a sweep decides which weights go.
+"""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+import torch
 
 if TYPE_CHECKING:
     import torch
@@ -95,3 +100,54 @@ def _kth_smallest(scores: "torch.Tensor", count: int) -> "torch.Tensor":
         rows.partition(count - 1, axis=1)
         return torch.from_numpy(rows[:, count - 1 : count].copy())
     return scores.kthvalue(count, dim=1, keepdim=True).values
+
+
+class Choice(Protocol):
+    """How a sweep decides what goes: asked for every run of `unit` columns (None: a block), as they are by then."""
+
+    @property
+    def unit(self) -> int | None: ...
+
+    def prune(self, values: torch.Tensor, costs: torch.Tensor, start: int) -> torch.Tensor:
+        """True (columns, out) where a weight goes; values (columns, out), costs R_ii (columns,) from column `start`."""
+        ...
+
+
+@dataclass
+class Ratio:
+    """SparseGPT unstructured: the smallest (w R_ii)^2 over all rows of a block; the blocks' counts add up exactly."""
+
+    sparsity: float
+    unit: None = None
+
+    def prune(self, values: torch.Tensor, costs: torch.Tensor, start: int) -> torch.Tensor:
+        rows = values.shape[1]
+        stop = start + values.shape[0]
+        count = pruned_count(self.sparsity, stop * rows) - pruned_count(self.sparsity, start * rows)
+        scores = (values * costs[:, None]).abs_()
+        return smallest_per_row(scores.flatten()[None], count).view_as(values)
+
+
+@dataclass
+class Groups:
+    """SparseGPT N:M: in every row the smallest (w R_ii)^2 of each run of M, chosen when the sweep reaches it."""
+
+    pattern: Pattern
+
+    @property
+    def unit(self) -> int:
+        return self.pattern.group
+
+    def prune(self, values: torch.Tensor, costs: torch.Tensor, start: int) -> torch.Tensor:
+        return smallest_in_groups((values * costs[:, None]).abs_(), self.pattern, dim=0)
+
+
+@dataclass
+class Fixed:
+    """A mask (out, in) that was decided before, in the order of the sweep."""
+
+    mask: torch.Tensor
+    unit: None = None
+
+    def prune(self, values: torch.Tensor, costs: torch.Tensor, start: int) -> torch.Tensor:
+        return ~self.mask[:, start : start + values.shape[0]].T

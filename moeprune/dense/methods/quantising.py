@@ -3,23 +3,26 @@
 HWPQ (2501.16376) is not here: only its abstract and its reviews could be read, and the score as reviewed shrinks where
 inputs are large, the opposite of every other score; what would carry its name would be a guess. Its parts, float8 and
 2:4, are offered under their own names.
+
+Float8 (e4m3) and NF4 (2305.14314): rounding to formats that engines know, no data needed.
+
+AWQ (2306.00978): scale the inputs that are large before rounding, so that their weights round more finely.
 """
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from moeprune.dense.magnitude import Magnitude
-from moeprune.dense.method import DenseMethod, Kind, Needs, Pruning
-from moeprune.dense.sparsegpt import sparsegpt_choice
-from moeprune.dense.wanda import Wanda
+from moeprune.dense.methods.kinds import Kind, Needs
+from moeprune.dense.methods.method import DenseMethod, Pruning
+from moeprune.dense.methods.pruning import Magnitude, Wanda, sparsegpt_choice
 
 if TYPE_CHECKING:
     import torch
 
-    from moeprune.dense.grids import IntegerGrid
-    from moeprune.dense.result import DenseResult
-    from moeprune.dense.statistics import InputStatistics
+    from moeprune.dense.methods.codes import IntegerGrid
+    from moeprune.dense.methods.inputs import InputStatistics
+    from moeprune.dense.methods.result import DenseResult
 
 
 def check_group(layer: str, in_features: int, group_size: int | None, field: str = "group_size") -> None:
@@ -45,7 +48,7 @@ class Integers(DenseMethod):
     scale: Literal["mse", "max"] = "mse"  # mse: clip a group's largest weights where that lowers its squared error
 
     def _grid(self, scale_dtype: "torch.dtype") -> "IntegerGrid":
-        from moeprune.dense.grids import IntegerGrid
+        from moeprune.dense.methods.codes import IntegerGrid
 
         return IntegerGrid(self.bits, self.symmetric, self.group_size, scale_dtype, self.scale == "mse")
 
@@ -71,7 +74,7 @@ class RTN(Integers):
         held: "torch.Tensor | None",
         scale_dtype: "torch.dtype",
     ) -> "DenseResult":
-        from moeprune.dense.result import DenseResult, Grid, hold
+        from moeprune.dense.methods.result import DenseResult, Grid, hold
 
         grid = self._grid(scale_dtype)
         groups = weight.unflatten(1, (-1, self.group_size or weight.shape[1])).clone()
@@ -97,7 +100,7 @@ class GPTQ(Integers):
         held: "torch.Tensor | None",
         scale_dtype: "torch.dtype",
     ) -> "DenseResult":
-        from moeprune.dense.obs import swept_result
+        from moeprune.dense.methods.sweep import swept_result
 
         ordered = self.activation_order == "static" or (self.activation_order == "auto" and held is None)
         grid = self._grid(scale_dtype)
@@ -129,8 +132,8 @@ class Joint(Pruning):
         held: "torch.Tensor | None",
         scale_dtype: "torch.dtype",
     ) -> "DenseResult":
-        from moeprune.dense.grids import IntegerGrid
-        from moeprune.dense.obs import swept_result
+        from moeprune.dense.methods.codes import IntegerGrid
+        from moeprune.dense.methods.sweep import swept_result
 
         grid = IntegerGrid(self.bits, self.symmetric, self.group_size, scale_dtype, self.scale == "mse")
         return swept_result(weight, statistics, self.damping, choice=sparsegpt_choice(self), grid=grid, held=held)
@@ -157,3 +160,123 @@ class Joint(Pruning):
         rounding = RTN(bits=self.bits, group_size=self.group_size, symmetric=self.symmetric, scale=self.scale)
         rounded = rounding._compress(pruned.weight, statistics, pruned.mask, scale_dtype)
         return replace(pruned, weight=rounded.weight, grid=rounded.grid, fallback=f"{pruned.fallback} then rtn")
+
+
+if TYPE_CHECKING:
+    import torch
+
+    from moeprune.dense.methods.inputs import InputStatistics
+    from moeprune.dense.methods.result import DenseResult
+
+
+class FP8(DenseMethod):
+    """float8 e4m3 with one scale a row (`channel`) or one in all (`tensor`): max|w| / 448."""
+
+    name: Literal["fp8"] = "fp8"
+    kind: ClassVar[Kind] = "quantise"
+    needs: ClassVar[Needs] = "nothing"
+
+    scale: Literal["channel", "tensor"] = "channel"
+
+    def _compress(
+        self,
+        weight: "torch.Tensor",
+        statistics: "InputStatistics",
+        held: "torch.Tensor | None",
+        scale_dtype: "torch.dtype",
+    ) -> "DenseResult":
+        from moeprune.dense.methods.codes import float8_scale, round_float8
+        from moeprune.dense.methods.result import DenseResult, Grid, hold
+
+        scale = float8_scale(weight, dim=1 if self.scale == "channel" else None, dtype=scale_dtype)
+        return DenseResult(hold(round_float8(weight, scale), held), held, Grid("fp8", 8, None, True, scale))
+
+
+class NF4(DenseMethod):
+    """The nearest of 16 normal quantiles times the largest magnitude of each block of the flattened weight."""
+
+    name: Literal["nf4"] = "nf4"
+    kind: ClassVar[Kind] = "quantise"
+    needs: ClassVar[Needs] = "nothing"
+
+    block_size: int = Field(default=64, ge=2)
+
+    def _compress(
+        self,
+        weight: "torch.Tensor",
+        statistics: "InputStatistics",
+        held: "torch.Tensor | None",
+        scale_dtype: "torch.dtype",
+    ) -> "DenseResult":
+        from torch.nn.functional import pad
+
+        from moeprune.dense.methods.codes import round_nf4
+        from moeprune.dense.methods.result import DenseResult, Grid, hold
+
+        flat = weight.flatten()
+        blocks = pad(flat, (0, -flat.numel() % self.block_size)).view(-1, self.block_size)
+        rounded, scale = round_nf4(blocks)
+        rounded = rounded.flatten()[: flat.numel()].view_as(weight)
+        return DenseResult(hold(rounded, held), held, Grid("nf4", 4, self.block_size, True, scale))
+
+
+if TYPE_CHECKING:
+    import torch
+
+    from moeprune.dense.methods.inputs import InputStatistics
+    from moeprune.dense.methods.result import DenseResult
+
+SEARCH_ROWS = 512  # outputs that the search measures on: one scale serves all rows, an even sample of them decides
+
+
+class AWQ(Integers):
+    """W' = round(W diag(s)) diag(s)^-1 with s = mean|x|^a, a searched on a grid by the output error.
+
+    a = 0 is plain rounding, so the result is never worse than rtn on the rows measured. Stored integers need s folded
+    into the layer before; without that fold the result is for evaluation in memory.
+    """
+
+    name: Literal["awq"] = "awq"
+    needs: ClassVar[Needs] = "hessian"
+
+    scale: Literal["mse", "max"] = "max"
+    search_steps: int = Field(default=20, ge=1)
+
+    def _compress(
+        self,
+        weight: "torch.Tensor",
+        statistics: "InputStatistics",
+        held: "torch.Tensor | None",
+        scale_dtype: "torch.dtype",
+    ) -> "DenseResult":
+        from dataclasses import replace
+
+        from moeprune.dense.methods.result import hold
+
+        sample = weight[:: max(1, -(-weight.shape[0] // SEARCH_ROWS))].contiguous()
+        best, best_error = None, float("inf")
+        for step in range(self.search_steps):
+            columns = self._columns(statistics, step / self.search_steps)
+            change = self._rounded(sample, statistics, columns, scale_dtype).weight - sample
+            error = statistics.output_energy(change)
+            if error < best_error:
+                best, best_error = columns, error
+        assert best is not None
+        result = self._rounded(weight, statistics, best, scale_dtype)
+        assert result.grid is not None
+        grid = replace(result.grid, column_scale=best)
+        return replace(result, weight=hold(result.weight, held), mask=held, grid=grid)
+
+    @staticmethod
+    def _columns(statistics: "InputStatistics", exponent: float) -> "torch.Tensor":
+        """s (in,): mean|x|^exponent, over the geometric mean of its extremes; silent inputs count as tiny ones."""
+        scale = statistics.mean_absolute().pow(exponent).clamp(min=1e-4)
+        return scale / (scale.max() * scale.min()).sqrt()
+
+    def _rounded(
+        self, weight: "torch.Tensor", statistics: "InputStatistics", columns: "torch.Tensor", dtype: "torch.dtype"
+    ) -> "DenseResult":
+        from dataclasses import replace
+
+        rounded = self._weights_only()._compress(weight * columns, statistics, None, dtype)
+        return replace(rounded, weight=rounded.weight / columns)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 
 from moeprune.artifacts.errors import InputError
-from moeprune.dense.patterns import Pattern
+from moeprune.dense.methods.patterns import Pattern
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,10 @@ one product that only reads the earlier columns, and a small triangle. Inside th
 current moves the later ones by c_j inv(T)_ji, the papers' U_ji / U_jj. A sum of d over earlier columns alone would not
 do: it is the answer of a column whose neighbours may not answer, and choices look at several columns at once.
 The weight is held transposed, so a column is contiguous.
+
+From a layer's statistics to a swept weight: factor, sweep, and what is reported.
+
+The damped Cholesky factor that the sweep walks along.
 """
 
 import math
@@ -17,9 +21,58 @@ from dataclasses import dataclass
 
 import torch
 
-from moeprune.dense.choice import Choice, Fixed, Groups
-from moeprune.dense.factor import Factor
-from moeprune.dense.grids import IntegerGrid
+from moeprune.dense.methods.codes import IntegerGrid
+from moeprune.dense.methods.inputs import InputStatistics
+from moeprune.dense.methods.patterns import Choice, Fixed, Groups
+from moeprune.dense.methods.result import DenseResult, Grid
+
+DAMPING_CAP = 1.0  # of the mean diagonal: beyond it the inputs' correlations no longer decide anything
+DAMPING_STEP = 10.0
+
+
+class NotPositiveDefinite(ArithmeticError):
+    """The Hessian stayed numerically indefinite up to the damping cap."""
+
+
+@dataclass(frozen=True)
+class Factor:
+    """H + damping = R R' with R upper triangular, columns in processing order.
+
+    R_ii^2 is the inverse of the first diagonal entry of inv(H[i:, i:]): what an error in column i costs when all later
+    columns may still answer. The textbook sweep needs R's inverse; written on R itself, no matrix is inverted.
+    """
+
+    spread: torch.Tensor  # (in, in): R with every column divided by its diagonal; the strict upper part is used
+    diagonal: torch.Tensor  # (in,): R_ii
+    dead: torch.Tensor  # (in,) bool: inputs that were always zero
+    damping: float
+    steps: int
+
+
+def factorise(hessian: torch.Tensor, damping: float, *, order: torch.Tensor | None = None) -> Factor:
+    """The factor of H + damping * mean(diag H) * I, damping raised tenfold until it succeeds.
+
+    Dead inputs get a diagonal of 1. Raises NotPositiveDefinite beyond DAMPING_CAP.
+    """
+    if order is not None:
+        hessian = hessian[order][:, order]
+    diagonal = hessian.diagonal()
+    dead = diagonal == 0
+    live_mean = diagonal[~dead].mean() if not bool(dead.all()) else torch.ones((), device=hessian.device)
+    reversed_hessian = hessian.flip(0, 1)  # Cholesky of the reversed matrix, reversed back, is the upper factor
+    base = torch.where(dead, torch.ones_like(diagonal), diagonal).flip(0)
+    steps = 0
+    while damping <= DAMPING_CAP * (1 + 1e-9):
+        reversed_hessian.diagonal().copy_(base + damping * live_mean)
+        lower, info = torch.linalg.cholesky_ex(reversed_hessian)
+        if int(info) == 0:
+            upper = lower.flip(0, 1)
+            root = upper.diagonal().clone()
+            return Factor(upper.div_(root), root, dead, damping, steps)
+        damping *= DAMPING_STEP
+        steps += 1
+    raise NotPositiveDefinite(f"not positive definite at damping {damping / DAMPING_STEP:g}")
+
 
 BLOCK = 128  # columns between two matrix products, and the reach of SparseGPT's threshold, as in the paper
 SUB_BLOCK = 16  # columns kept up to date by rank-1 updates
@@ -210,3 +263,50 @@ def _multiple_from(size: int, units: list[int]) -> int:
     """The smallest common multiple of the units that is at least `size`."""
     common = math.lcm(*units)
     return common * -(-size // common)
+
+
+def swept_result(
+    weight: torch.Tensor,
+    statistics: InputStatistics,
+    damping: float,
+    *,
+    choice: Choice | None = None,
+    grid: IntegerGrid | None = None,
+    held: torch.Tensor | None = None,
+    activation_order: bool = False,
+) -> DenseResult:
+    """`sweep` on the statistics' Hessian; `activation_order` processes the inputs with the largest sums first.
+
+    Raises NotPositiveDefinite when damping reaches its cap.
+    """
+    factor, order = _factor(statistics, damping, activation_order)
+    swept = sweep(weight, factor, choice=choice, grid=grid, held=held, order=order)
+    warnings = []
+    if factor.steps:
+        warnings.append(
+            f"{statistics.layer}: damping raised {factor.steps} times, from {damping:g} to {factor.damping:g}"
+        )
+    return DenseResult(
+        swept.weight,
+        swept.mask,
+        None if grid is None or swept.scale is None else _layout(grid, swept.scale, swept.zero),
+        damping=factor.damping,
+        damping_steps=factor.steps,
+        dead_columns=int(factor.dead.sum()),
+        warnings=warnings,
+    )
+
+
+def _factor(statistics: InputStatistics, damping: float, activation_order: bool) -> tuple[Factor, torch.Tensor | None]:
+    """The factor and its order, kept with the statistics: query, key and value, or gate and up, share their inputs."""
+    key = (damping, activation_order)
+    if key not in statistics.factors:
+        hessian = statistics.hessian
+        assert hessian is not None, "this method needs the Hessian"
+        order = torch.argsort(hessian.diagonal(), descending=True, stable=True) if activation_order else None
+        statistics.factors[key] = (factorise(hessian, damping, order=order), order)
+    return statistics.factors[key]
+
+
+def _layout(grid: IntegerGrid, scale: torch.Tensor, zero: torch.Tensor | None) -> Grid:
+    return Grid("int", grid.bits, grid.group_size, grid.symmetric, scale, zero)

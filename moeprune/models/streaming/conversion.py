@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.safetensors_files import TensorOnDisk, read_ahead, tensors_on_disk
 from moeprune.models.families import VERIFIED_WITH
-from moeprune.models.weight_files import TensorOnDisk, read_ahead, tensors_on_disk
 
 BLOCK = 2**20  # bytes of a parameter that are converted at a time where experts are stored one by one
 _EXPERT = re.compile(r"(?<=\bexperts\.)\d+(?=\.)")

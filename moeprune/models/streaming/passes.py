@@ -11,11 +11,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from moeprune.models.borders import Border, NotResumable, Outline, blank, left_behind, outline
 from moeprune.models.memory import give_back_freed_memory, keep_one_heap
-from moeprune.models.parked import Parked, tensors_in
-from moeprune.models.streaming import StreamedModel
-from moeprune.models.suspended import Call, Suspended
+from moeprune.models.streaming.model import StreamedModel
+from moeprune.models.streaming.suspended import Call, Suspended
+from moeprune.models.streaming.waiting import (
+    Border,
+    NotResumable,
+    Outline,
+    Parked,
+    blank,
+    left_behind,
+    outline,
+    tensors_in,
+)
 
 FLOOR = 2**22  # bytes of waiting activations that may stay in memory however small a layer is
 

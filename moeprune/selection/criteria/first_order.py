@@ -11,8 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from moeprune.artifacts.errors import InputError
-from moeprune.selection.criterion import FirstOrder, mean_over_routed
-from moeprune.selection.evidence import LayerEvidence
+from moeprune.selection.criteria.criterion import FirstOrder, LayerEvidence, mean_over_routed
 
 
 class Random(FirstOrder):

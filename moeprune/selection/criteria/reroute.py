@@ -5,16 +5,21 @@
 with g the gates of the whole router, g' those of a router that has the kept experts only (artifacts.routing), w_t the
 counted tokens that t stands for. Nothing is assumed; what is not seen is a norm of the sum, where a block has one, and
 what the layers above make of the error.
+
+The criterion `reroute`: prune what changes the block's output least, re-routing included.
 """
 
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import ClassVar, Literal
 
 import numpy as np
 
+from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.routing import affinities, choices, gate_factor, routed
 from moeprune.artifacts.sample import TokenSample
 from moeprune.artifacts.statistics import Layer
+from moeprune.selection.criteria.criterion import Criterion, LayerEvidence
 
 BLOCK = 2**22  # numbers a gather holds at a time
 REMEMBERED = 4096  # sets whose marginal costs are kept: a search asks for the same ones again and again
@@ -188,3 +193,24 @@ class Rerouted:
         np.put_along_axis(touched, block.ids, True, axis=1)
         lowest = np.where(block.there, np.take_along_axis(self.choice, block.ids, axis=1), -np.inf).min(axis=1)
         return touched | (pruned & (self.choice >= lowest[:, None]))
+
+
+class Reroute(Criterion):
+    """Squared error of the block's output on a token sample, with tokens re-routed as the pruned model would.
+
+    Other criteria price an expert by what it put out; this one also sees what its tokens get instead. With
+    `solver: {name: swap, starts: 1}` it is backward elimination, one expert at a time, then exchanges; further starts
+    seldom pay here and cost as much each. Needs the token sample of calibration.statistics: samples.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("sample",)
+    name: Literal["reroute"] = "reroute"
+
+    def objective(self, evidence: LayerEvidence) -> Rerouted:
+        sample = evidence.statistics.sample
+        if sample is None:
+            raise InputError(
+                f"selection.criterion: reroute needs a token sample, which the statistics of {evidence.layer.name} do "
+                "not hold; record again with calibration.statistics: samples"
+            )
+        return Rerouted(evidence.layer, sample)

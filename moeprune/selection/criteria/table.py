@@ -5,9 +5,8 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Tag
 
-from moeprune.selection.criterion import Criterion
-from moeprune.selection.custom import Custom
-from moeprune.selection.first_order import (
+from moeprune.selection.criteria.criterion import Criterion
+from moeprune.selection.criteria.first_order import (
     Ean,
     EanCa,
     Frequency,
@@ -20,10 +19,10 @@ from moeprune.selection.first_order import (
     ReapL2,
     WeightedEan,
 )
-from moeprune.selection.hope import Hope
-from moeprune.selection.prune_set import PruneSetFile
-from moeprune.selection.reroute import Reroute
-from moeprune.selection.worst_domain import WorstDomain
+from moeprune.selection.criteria.hope import Hope
+from moeprune.selection.criteria.outside import Custom, PruneSetFile
+from moeprune.selection.criteria.reroute import Reroute
+from moeprune.selection.criteria.worst_domain import WorstDomain
 
 ScoringCriterion = Criterion | Custom  # everything but a prune set from a file
 

@@ -5,9 +5,8 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from moeprune.selection.criterion import Criterion
-from moeprune.selection.evidence import LayerEvidence
-from moeprune.selection.interaction import Normalise, Product, interaction
+from moeprune.selection.criteria.criterion import Criterion, LayerEvidence
+from moeprune.selection.criteria.hope import Normalise, Product, interaction
 from moeprune.selection.objective import Quadratic, WorstOf
 
 

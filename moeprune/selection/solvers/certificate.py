@@ -5,14 +5,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from moeprune.selection import enumeration
-from moeprune.selection.branch import prove
-from moeprune.selection.enumeration import cheapest_set, few_sets
-from moeprune.selection.objective import WorstOf
-from moeprune.selection.problem import Problem, Solution
-from moeprune.selection.reformulation import reformulation, row_bound
-from moeprune.selection.relaxation import scaled_program
-from moeprune.selection.reweighting import reweighted
+from moeprune.selection.objective import Problem, Solution, WorstOf
+from moeprune.selection.solvers import enumeration
+from moeprune.selection.solvers.enumeration import cheapest_set, few_sets
+from moeprune.selection.solvers.exact import prove
+from moeprune.selection.solvers.relaxation import reformulation, row_bound, scaled_program
+from moeprune.selection.solvers.reweighting import reweighted
 
 NODE_EXPERTS = 60_000  # branch and bound spends this many nodes x experts on a certificate: a fraction of a second
 PROVED = 1e-9  # a relative gap below this is rounding: the set is optimal

@@ -3,8 +3,8 @@
 import numpy as np
 
 from moeprune.artifacts.errors import InputError
-from moeprune.selection.evidence import LayerEvidence
-from moeprune.selection.problem import Problem, SideConstraints
+from moeprune.selection.criteria.criterion import LayerEvidence
+from moeprune.selection.objective import Problem, SideConstraints
 
 SUPER_QUANTILE = 0.995  # of the output maxima of all experts of all layers
 SUPER_SHARE = 0.1  # of the largest output maximum

@@ -7,8 +7,7 @@ from itertools import combinations, islice
 
 import numpy as np
 
-from moeprune.selection.objective import Objective, WorstOf
-from moeprune.selection.problem import Problem
+from moeprune.selection.objective import Objective, Problem, WorstOf
 
 ENUMERATE = 20_000  # sets that the swap solver and the certificate simply all look at: hundredths of a second
 CHUNK = 20_000

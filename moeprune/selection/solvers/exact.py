@@ -1,14 +1,23 @@
-"""Branch and bound on the convex programs of selection.reformulation."""
+"""Branch and bound on the convex programs of selection.reformulation.
+
+The exact solver: every set up to twenty experts, branch and bound beyond.
+"""
 
 import heapq
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
-from moeprune.selection.problem import Problem
-from moeprune.selection.reformulation import Reformulation, rounding
-from moeprune.selection.relaxation import NodeRelaxation
+from moeprune.artifacts.errors import InputError
+from moeprune.selection.objective import Problem, Solution
+from moeprune.selection.solvers.enumeration import few_sets
+from moeprune.selection.solvers.relaxation import NodeRelaxation, Reformulation, reformulation, rounding
+from moeprune.selection.solvers.search import moves_of
+from moeprune.selection.solvers.solver import enumerated, local_optimum
+from moeprune.selection.solvers.swap import Swap
 
 FREE, KEPT, PRUNED = -1, 0, 1
 
@@ -136,3 +145,30 @@ class _Search:
             state[free[slope[free] - last_in >= room]] = KEPT
             state[free[first_out - slope[free] >= room]] = PRUNED
         return bound, state
+
+
+ENUMERATED_SETS = 200_000  # all of 10 of 20 experts
+
+
+class Exact(Swap):
+    """A proved optimum, or the best set and an honest gap when `time_limit` (seconds) or `max_nodes` is reached."""
+
+    name: Literal["exact"] = "exact"  # type: ignore[assignment]
+    time_limit: float = Field(default=60.0, gt=0)
+    max_nodes: int = Field(default=1_000_000, ge=1)
+
+    def search(self, problem: Problem) -> Solution:
+        if few_sets(problem, ENUMERATED_SETS):
+            return enumerated(problem)
+        if problem.objective.quadratic is None:
+            raise InputError(
+                f"selection.solver: beyond {ENUMERATED_SETS} sets exact needs a quadratic criterion; use swap"
+            )
+        start = super().search(problem)
+        warnings = list(start.warnings)
+        convex = reformulation(problem, warnings)
+        proof = prove(problem, start.pruned, convex, max_nodes=self.max_nodes, time_limit=self.time_limit)
+        solution = local_optimum(moves_of(problem.objective), problem, [proof.pruned], [*warnings, *proof.warnings])
+        if proof.finished:
+            return replace(solution, status="proved_optimal", bound=solution.cost)
+        return replace(solution, status="time_limit", bound=min(proof.bound, solution.cost))

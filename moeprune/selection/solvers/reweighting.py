@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moeprune.selection.objective import Quadratic, WorstOf
-from moeprune.selection.problem import Problem
-from moeprune.selection.search import descend, greedy_backward, greedy_forward, moves_of
+from moeprune.selection.objective import Problem, Quadratic, WorstOf
+from moeprune.selection.solvers.search import descend, greedy_backward, greedy_forward, moves_of
 
 ROUNDS = 40
 RATE = 2.0  # of the first round; later ones are smaller, so that the weights settle

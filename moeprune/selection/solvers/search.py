@@ -10,8 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from moeprune.selection.objective import Objective
-from moeprune.selection.problem import Problem
+from moeprune.selection.objective import Objective, Problem
 
 REFRESH = 64  # moves after which F p is summed anew, so that rounding does not pile up
 TIE = 1e-12  # relative to the largest flip cost: exchanges closer to 0 than this are ties

@@ -8,10 +8,10 @@ from pydantic import Field
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.plan import Status
-from moeprune.selection.problem import Problem, Solution
-from moeprune.selection.relaxation import round_to_quota
-from moeprune.selection.search import moves_of
-from moeprune.selection.solver import Solver, greedy_ends
+from moeprune.selection.objective import Problem, Solution
+from moeprune.selection.solvers.relaxation import round_to_quota
+from moeprune.selection.solvers.search import moves_of
+from moeprune.selection.solvers.solver import Solver, greedy_ends
 
 
 class _OutOfTime(RuntimeError):

@@ -6,12 +6,11 @@ from dataclasses import replace
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from moeprune.selection.constraints import cheapest_feasible
-from moeprune.selection.enumeration import cheapest_set
-from moeprune.selection.objective import is_modular
-from moeprune.selection.problem import Problem, Solution
-from moeprune.selection.relaxation import RelaxationFailed, round_to_quota, shifted, solve_convex
-from moeprune.selection.search import Moves, greedy_backward, greedy_forward, moves_of, settle_ties
+from moeprune.selection.objective import Problem, Solution, is_modular
+from moeprune.selection.solvers.constraints import cheapest_feasible
+from moeprune.selection.solvers.enumeration import cheapest_set
+from moeprune.selection.solvers.relaxation import RelaxationFailed, round_to_quota, shifted, solve_convex
+from moeprune.selection.solvers.search import Moves, greedy_backward, greedy_forward, moves_of, settle_ties
 
 
 class Solver(BaseModel):

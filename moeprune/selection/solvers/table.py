@@ -4,11 +4,10 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BeforeValidator, Field
 
-from moeprune.selection.exact import Exact
-from moeprune.selection.slsqp import Slsqp
-from moeprune.selection.solver import Solver
-from moeprune.selection.swap import Greedy, Relaxed, Swap
-from moeprune.selection.thorough import Thorough
+from moeprune.selection.solvers.exact import Exact
+from moeprune.selection.solvers.slsqp import Slsqp
+from moeprune.selection.solvers.solver import Solver
+from moeprune.selection.solvers.swap import Greedy, Relaxed, Swap, Thorough
 
 _Row = Swap | Thorough | Relaxed | Slsqp | Exact | Greedy  # a new solver is one more here
 SOLVERS: tuple[type[Solver], ...] = get_args(_Row)

@@ -1,6 +1,6 @@
 """llama.cpp's own converter, told which pre-tokenizer a vocabulary has that it does not know by its hash.
 
-python convert_script.py LLAMA_CPP_DIRECTORY PRE_TOKENIZER CONVERTER_ARGUMENT...
+python gguf_conversion.py LLAMA_CPP_DIRECTORY PRE_TOKENIZER CONVERTER_ARGUMENT...
 
 Where the converter knows the vocabulary its own answer stands. Runs in a Python with the converter's requirements.
 """

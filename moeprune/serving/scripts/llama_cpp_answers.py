@@ -1,6 +1,6 @@
 """A llama.cpp server from the Python package xllamacpp. Runs in that package's environment: standard library and it.
 
-python llama_script.py MODEL.gguf CONTEXT CACHE_TYPE        prints the address, serves until its standard input closes
+python llama_cpp_answers.py MODEL.gguf CONTEXT CACHE_TYPE    prints the address, serves until its standard input closes
 """
 
 import json

@@ -1,6 +1,6 @@
 """Answers of transformers, as JSON. Runs in the current environment or in one with another release of transformers.
 
-python transformers_script.py REQUEST.json ANSWERS.json
+python transformers_answers.py REQUEST.json ANSWERS.json
 """
 
 import json

@@ -1,6 +1,6 @@
 """Answers of vLLM, as JSON. Runs in vLLM's own environment: standard library and vllm only.
 
-python vllm_script.py REQUEST.json ANSWERS.json
+python vllm_answers.py REQUEST.json ANSWERS.json
 """
 
 import json

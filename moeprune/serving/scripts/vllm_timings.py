@@ -1,6 +1,6 @@
 """vLLM's speed on one checkpoint, run by run. Runs in vLLM's own environment: standard library and vllm only.
 
-python vllm_speed_script.py REQUEST.json    every line on standard input is one timed run; answers begin with @@
+python vllm_timings.py REQUEST.json    every line on standard input is one timed run; answers begin with @@
 """
 
 import json

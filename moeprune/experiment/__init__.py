@@ -1,1 +1,0 @@
-"""A run from config to report: stages, directories, resume, tracking, reports."""
