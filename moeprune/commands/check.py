@@ -150,11 +150,12 @@ def estimate_pass(inputs: Inputs) -> dict[str, Any]:
 
 def streamed_bytes(checkpoint: Inventory, width: int) -> int:
     """Memory of a layer-major pass: the largest layer, half of it for what computes and an eighth for what waits."""
+    from moeprune.models.layers import decoder_layers
     from moeprune.models.streaming import model as streaming
     from moeprune.models.streaming import passes
 
     model = checkpoint.memory.model
-    layers = [model.get_submodule(name) for name in streaming.decoder_layers(model)]
+    layers = [model.get_submodule(name) for name in decoder_layers(model)]
     layer = width * max(sum(parameter.numel() for parameter in module.parameters()) for module in layers)
     return layer + max(streaming.FLOOR, layer // 2) + max(passes.FLOOR, layer // 8)
 

@@ -1,7 +1,7 @@
 """Hooks that feed the statistics of one block's weights while the block runs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from moeprune.dense.experts import FusedExperts, require_rebuilt, routed_rows
 from moeprune.dense.methods.inputs import InputStatistics
 from moeprune.dense.methods.kinds import Needs
 from moeprune.dense.weights import Weight
+from moeprune.models.layers import forward_replaced
 
 Places = Callable[[int], str]  # position among the batch's tokens -> what a message calls it
 
@@ -35,7 +36,7 @@ class Observer:
         self._shape = tuple(counted.shape)
         self._counted = None if bool(counted.all()) else counted
         self._places = places
-        self._inputs = []
+        self._inputs.clear()
 
     def take(self, weight: Weight) -> InputStatistics:
         """The statistics of a weight under its own name, given up here; empty ones when no token reached it."""
@@ -46,31 +47,21 @@ class Observer:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        handles = []
-        fused = {id(e.module): e for e in self.experts}
-        wanted: dict[int, list[Weight]] = {}
-        previous: list[tuple[Any, Any]] = []
-        try:
+        """Inside, every call of the block's modules adds to the statistics."""
+        routed: dict[int, list[Weight]] = {}
+        with ExitStack() as stack:
+            stack.callback(self._inputs.clear)
             for weight in (*self.weights, *self.tied):
                 if weight.expert is None:
                     hook = self._linear(self.tied.get(weight, weight))
-                    handles.append(weight.module.register_forward_pre_hook(hook, with_kwargs=True))
+                    stack.callback(weight.module.register_forward_pre_hook(hook, with_kwargs=True).remove)
                 else:
-                    wanted.setdefault(id(weight.module), []).append(weight)
-            for key, weights in wanted.items():
-                module = fused[key].module
-                previous.append((module, module.__dict__.get("forward")))
-                module.forward = self._routed(fused[key], weights, module.forward)
+                    routed.setdefault(id(weight.module), []).append(weight)
+            for fused in self.experts:
+                if id(fused.module) in routed:
+                    forward = self._routed(fused, routed[id(fused.module)], fused.module.forward)
+                    stack.enter_context(forward_replaced(fused.module, forward))
             yield
-        finally:
-            self._inputs = []
-            for handle in handles:
-                handle.remove()
-            for module, forward in previous:
-                if forward is None:
-                    del module.forward
-                else:
-                    module.forward = forward
 
     def _linear(self, weight: Weight) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

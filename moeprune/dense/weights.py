@@ -10,6 +10,7 @@ from torch import nn
 
 from moeprune.artifacts.errors import InputError
 from moeprune.dense.experts import FusedExperts, find_fused_experts
+from moeprune.models.layers import decoder_layers
 
 _SHARED = re.compile(r"shared")
 _MIXER = re.compile(r"attn|attention|mamba|mixer|conv|ssm|temporal|rwkv|recurrent")  # whatever mixes tokens
@@ -115,17 +116,12 @@ def _other_matrices(model: nn.Module, weights: list[Weight], left: list[Left], p
 
 
 def decoder_blocks(model: Any) -> list[tuple[str, nn.Module]]:
-    """The outermost module list that holds most parameters, under the decoder; paths are the whole model's."""
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
-    names = {module: name for name, module in model.named_modules()}
-    lists = [(names[m], m) for m in decoder.modules() if isinstance(m, nn.ModuleList) and len(m)]
-    outermost = [(n, m) for n, m in lists if not any(n.startswith(f"{other}.") for other, _ in lists)]
-    if not outermost or getattr(model.config, "is_encoder_decoder", False):
+    """The decoder layers in order, with their paths. Raises InputError for an encoder-decoder."""
+    if getattr(model.config, "is_encoder_decoder", False):
         raise InputError(
             f"{model.config.model_type}: no stack of decoder blocks found; dense methods walk decoder-only models"
         )
-    name, blocks = max(outermost, key=lambda pair: sum(p.numel() for p in pair[1].parameters()))
-    return [(f"{name}.{number}", block) for number, block in enumerate(blocks)]
+    return [(name, model.get_submodule(name)) for name in decoder_layers(model)]
 
 
 def _of_block(model: nn.Module, prefix: str, number: int, experts: list[FusedExperts]) -> Iterator[Weight | Left]:

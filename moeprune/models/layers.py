@@ -2,7 +2,8 @@
 
 import hashlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +63,38 @@ def moe_layers_if_any(model: nn.Module) -> list[MoELayer]:
     """The MoE layers, none of a dense model. Raises InputError for experts that are not understood."""
     dense = not any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules())
     return [] if dense else find_moe_layers(model)
+
+
+def decoder_layers(model: nn.Module) -> list[str]:
+    """Names of the decoder layers, in order: the elements of the decoder's largest list of modules.
+
+    Raises InputError for a model without such a list.
+    """
+    decoder: nn.Module = getattr(model, "get_decoder", lambda: model)()
+    inside = {id(module) for module in decoder.modules()}
+    sizes: dict[str, int] = {}
+    for name, module in model.named_modules():
+        nested = any(name.startswith(f"{outer}.") for outer in sizes)
+        if id(module) in inside and isinstance(module, nn.ModuleList) and len(module) and not nested:
+            sizes[name] = sum(parameter.numel() for parameter in module.parameters())
+    if not sizes:
+        raise InputError(f"{type(model).__name__}: has no list of decoder layers to go through one by one")
+    largest = max(sizes, key=lambda name: sizes[name])
+    return [f"{largest}.{position}" for position in range(len(model.get_submodule(largest)))]  # type: ignore[arg-type]
+
+
+@contextmanager
+def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Inside, the module is called as `forward`; afterwards as before, by a forward on the instance if it had one."""
+    own = module.__dict__.get("forward")  # accelerate's hooks sit on the instance, too
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
 
 
 def family_for(config: Any) -> Family:

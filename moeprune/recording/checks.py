@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from moeprune.models.layers import MoELayer
+from moeprune.models.layers import MoELayer, forward_replaced
 from moeprune.recording.accumulate import LayerSums
-from moeprune.recording.hooks import observed, replaced, unobserved, weighted_sum
+from moeprune.recording.hooks import observed, unobserved, weighted_sum
 
 # Relative to the largest entry. float32: reordered sums; half precision: one more rounding of every slot.
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9, torch.bfloat16: 3e-2, torch.float16: 5e-3}
@@ -72,7 +72,7 @@ def _compared(layer: MoELayer) -> Iterator[None]:
 
     def experts_called(experts: torch.nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         added = _Added()
-        with replaced(layer, unobserved(layer)), observed([layer], added):
+        with forward_replaced(layer.experts, unobserved(layer)), observed([layer], added):
             layer.experts.forward(*args)
         _require_equal(layer, unobserved(layer)(*args), added.of_experts(output))
 
@@ -92,14 +92,14 @@ def _compared(layer: MoELayer) -> Iterator[None]:
 @contextmanager
 def _without_experts(layer: MoELayer, added: _Added) -> Iterator[None]:
     """Inside, calls of the experts are reported to `added` and give what slots that go to no expert give."""
-    with replaced(layer, unobserved(layer)), observed([layer], added):
+    with forward_replaced(layer.experts, unobserved(layer)), observed([layer], added):
         whole = layer.experts.forward
 
         def rest(*args: torch.Tensor) -> torch.Tensor:
             result = whole(*args)
             return torch.cat(added.others).view(result.shape) if layer.info.null_slots else torch.zeros_like(result)
 
-        with replaced(layer, rest):
+        with forward_replaced(layer.experts, rest):
             yield
 
 

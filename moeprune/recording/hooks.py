@@ -19,7 +19,7 @@ import torch
 from torch.nn.functional import linear
 
 from moeprune.models.device_map import is_away
-from moeprune.models.layers import MoELayer, projection
+from moeprune.models.layers import MoELayer, forward_replaced, projection
 from moeprune.models.memory import keep_freed_memory
 
 
@@ -71,22 +71,9 @@ def observed(layers: Sequence[MoELayer], observer: Observer) -> Iterator[None]:
     with ExitStack() as stack:
         for layer in layers:
             wrapped = input_gated if layer.info.gates_input else _expanded
-            stack.enter_context(replaced(layer, stack.enter_context(wrapped(layer, observer))))
+            recorded = stack.enter_context(wrapped(layer, observer))
+            stack.enter_context(forward_replaced(layer.experts, recorded))
         yield
-
-
-@contextmanager
-def replaced(layer: MoELayer, forward: Callable[..., torch.Tensor]) -> Iterator[None]:
-    """Inside, the layer's experts are called as `forward`."""
-    own = layer.experts.__dict__.get("forward")
-    layer.experts.forward = forward
-    try:
-        yield
-    finally:
-        if own is None:
-            del layer.experts.forward
-        else:  # accelerate hooks sit on the instance too
-            layer.experts.forward = own
 
 
 @contextmanager

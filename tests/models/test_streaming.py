@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from moeprune.artifacts.errors import InputError
+from moeprune.models.layers import decoder_layers
 from moeprune.models.loading import (
     load_model,
 )
 from moeprune.models.options import ModelOptions
 from moeprune.models.streaming import conversion, waiting
-from moeprune.models.streaming.model import affordable_tokens, decoder_layers, open_streamed
+from moeprune.models.streaming.model import affordable_tokens, open_streamed
 from moeprune.models.streaming.passes import LayerMajor, StreamingError
 from moeprune.models.streaming.waiting import Border
 from tests.tiny import TINY, build, inputs, save_tiny

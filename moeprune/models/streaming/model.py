@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from moeprune.artifacts.errors import InputError
-from moeprune.models.layers import MoELayer
+from moeprune.models.layers import MoELayer, decoder_layers
 from moeprune.models.loading import (
     device_of,
     load_config,
@@ -262,21 +262,6 @@ def tokens_beside(model: Any, layers: Sequence[str], moe_layers: Sequence[MoELay
         most = max(most, routed + 2 * everything // hidden + 8 * hidden)
     width = max(4, model.dtype.itemsize)  # kernels and our own sums work in float32
     return max(1, max(FLOOR, layer_bytes // 2) // (most * width))
-
-
-def decoder_layers(model: nn.Module) -> list[str]:
-    """Names of the decoder layers, in order: the elements of the model's largest list of modules."""
-    sizes: dict[str, int] = {}
-    for name, module in model.named_modules():
-        inside = any(name.startswith(outer + ".") for outer in sizes)
-        if isinstance(module, nn.ModuleList) and not inside and len(module):
-            sizes[name] = sum(parameter.numel() for parameter in module.parameters())
-    if not sizes:
-        raise InputError(
-            f"{type(model).__name__}: has no list of decoder layers, so it cannot be streamed layer by layer"
-        )
-    largest = max(sizes, key=lambda name: sizes[name])
-    return [f"{largest}.{position}" for position in range(len(model.get_submodule(largest)))]  # type: ignore[arg-type]
 
 
 def _slots(model: nn.Module) -> Iterator[tuple[str, _Slot]]:

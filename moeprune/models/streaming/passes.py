@@ -1,8 +1,8 @@
 """Many forward passes side by side, one decoder layer after the other, so that every weight is read once."""
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +13,7 @@ from torch import nn
 
 from moeprune.models.memory import give_back_freed_memory, keep_one_heap
 from moeprune.models.streaming.model import StreamedModel
-from moeprune.models.streaming.suspended import Call, Suspended
+from moeprune.models.streaming.suspended import Call, Suspended, suspending
 from moeprune.models.streaming.waiting import (
     Border,
     NotResumable,
@@ -83,9 +83,7 @@ class LayerMajor:
         self._memory = max(FLOOR, streamed.layer_bytes // 8) if memory is None else memory
         self._waiting = [Waiting(forward, scratch, f"waiting-{n}") for n, forward in enumerate(forwards)]
         self._layers = {id(streamed.model.get_submodule(name)): name for name in streamed.layers}
-        self._patched: list[tuple[nn.Module, Any]] = []
-        self._running: Suspended | None = None
-        self._driver = threading.get_ident()
+        self._stack = ExitStack()
         self._position, self._resident = 0, 0
 
     def __enter__(self) -> "LayerMajor":
@@ -93,12 +91,15 @@ class LayerMajor:
         self._scratch.mkdir(parents=True, exist_ok=True)
         for left in self._scratch.glob("waiting-*.bin"):  # of a pass that was killed
             left.unlink()
-        stem = self._streamed.stem
-        for name in [*self._streamed.layers, *stem]:
-            module = self._streamed.model.get_submodule(name)
-            self._patched.append((module, module.__dict__.get("forward")))
-            module.forward = partial(self._called, module, module.forward, stem.get(name, []))
+        self._stack.callback(lambda: self._streamed.empty(self._streamed.names))
+        self._stack.enter_context(suspending(self._forwards()))
         return self
+
+    def _forwards(self) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
+        """The modules at which passes stop, and how the driver computes them: those of the stem get weights before."""
+        for name in [*self._streamed.layers, *self._streamed.stem]:
+            module = self._streamed.model.get_submodule(name)
+            yield module, partial(self._filled, module.forward, self._streamed.stem.get(name, []))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -107,15 +108,7 @@ class LayerMajor:
             one.suspended.close()
             one.call = one.output = None
             one.parked.close()
-        torch.set_num_threads(
-            torch.get_num_threads()
-        )  # what the passes set for themselves is what new threads begin with
-        for module, forward in self._patched:
-            if forward is None:
-                del module.forward
-            else:
-                module.forward = forward
-        self._streamed.empty(self._streamed.names)
+        self._stack.close()
 
     def layers(self, border: Border | None = None) -> Iterator[int]:
         """Positions of the decoder layers, from `border` on where there is one; each is in memory until the next one is
@@ -203,19 +196,12 @@ class LayerMajor:
 
     def _until_layer(self, one: Waiting, step: Callable[[], Call | None]) -> Call | None:
         """The next call of a decoder layer; what the pass calls before it is answered here."""
-        self._running = one.suspended
         call = step()
         while call is not None and id(call.module) not in self._layers:
             call = one.suspended.answer(call.run())
         return call
 
-    def _called(
-        self, module: nn.Module, forward: Callable[..., Any], weights: list[str], *args: Any, **kwargs: Any
-    ) -> Any:
-        """What stands in for the forward of decoder layers and of the stem's modules."""
-        if threading.get_ident() != self._driver:
-            assert self._running is not None
-            return self._running.ask(Call(module, partial(self._called, module, forward, weights), args, kwargs))
+    def _filled(self, forward: Callable[..., Any], weights: list[str], *args: Any, **kwargs: Any) -> Any:
         self._streamed.fill(weights)
         return forward(*args, **kwargs)
 

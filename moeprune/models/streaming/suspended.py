@@ -1,12 +1,17 @@
 """Forward passes that stop wherever they need something, so that many can be under way and one moves at a time."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 from torch import nn
+
+from moeprune.models.layers import forward_replaced
 
 
 class _Abandoned(BaseException):
@@ -14,6 +19,7 @@ class _Abandoned(BaseException):
 
 
 _NO_ANSWER = object()
+_thread = threading.local()  # .suspended: the forward pass that runs in this thread
 
 
 class Call:
@@ -80,6 +86,7 @@ class Suspended:
     def _run(self) -> Any:
         # Both are settings of each thread. What runs here is small; more threads would each keep helpers of their own.
         torch.set_num_threads(1)
+        _thread.suspended = self
         try:
             with torch.no_grad():
                 return self._forward()
@@ -90,3 +97,21 @@ class Suspended:
         """End the thread, wherever the forward pass is."""
         self._answers.put(_NO_ANSWER)
         self._pool.shutdown(wait=True)
+
+
+@contextmanager
+def suspending(forwards: Iterable[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
+    """Inside, suspended passes stop at their calls of these modules, which the driver computes by these forwards."""
+    with ExitStack() as stack:
+        # A thread's setting is what threads to come begin with, and the passes have lowered theirs.
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        for module, forward in forwards:
+            stack.enter_context(forward_replaced(module, partial(_called, module, forward)))
+        yield
+
+
+def _called(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    suspended: Suspended | None = getattr(_thread, "suspended", None)
+    if suspended is None:  # the driver itself
+        return forward(*args, **kwargs)
+    return suspended.ask(Call(module, forward, args, kwargs))
