@@ -1,4 +1,4 @@
-"""Every test runs on the CPU with one thread and without a network."""
+"""Every test runs on the CPU with one thread and without a network; the suite in two processes, a file in one."""
 
 import os
 
@@ -9,13 +9,21 @@ os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start: their
 import pytest
 import torch
 
-from moeprune.models.loading import (
-    LoadedModel,
-    load_model,
-)
+from moeprune.models.loading import LoadedModel, load_model
 from moeprune.models.options import ModelOptions
 
 torch.set_num_threads(1)
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two processes for folders; none for files, so that a debugger and `-s` work there. `-n` says otherwise."""
+    return 0 if all(name.partition("::")[0].endswith(".py") for name in config.args) else 2
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with a slow test come first: a long file at the end would keep one process busy and the other idle."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="session")

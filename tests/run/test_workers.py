@@ -45,7 +45,7 @@ def test_a_process_that_dies_takes_down_its_own_unfinished_runs(tmp_path):
 SLEEPY = """
 import sys, time
 from pathlib import Path
-from tests.experiment import test_spread as t
+from tests.run import test_workers as t
 
 def work(group, directory, shared):
     import os
