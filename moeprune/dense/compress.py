@@ -88,19 +88,19 @@ def compress_checkpoint(
     require_plain(checkpoint)
     state = place.target.with_name(f".{place.target.name}.moeprune-dense")
     say(f"dense: {'; '.join(map(named, methods))}")
-    walk = CompressJob(checkpoint, methods, tokens, state, dtype, device, batch_tokens, layout)
-    done = walked(walk, streaming=streaming)
-    export = done.export
-    describe_coverage(done.report)
+    job = CompressJob(checkpoint, methods, tokens, state, dtype, device, batch_tokens, layout)
+    done = walked(job, streaming=streaming)
+    export, report = done.export, done.compressed.report
+    describe_coverage(report)
     work = plan_work(checkpoint, export.edits(done.compressed), config_edits=export.config_edits, texts=export.texts)
-    warnings = (*checkpoint.warnings, *done.report.warnings, *export.warnings, *work.warnings, *_left(checkpoint))
+    warnings = (*checkpoint.warnings, *report.warnings, *export.warnings, *work.warnings, *_left(checkpoint))
     finish = _Finish(checkpoint, done, methods, tokens, work, warnings, provenance or {})
     with progress("writing", unit="bytes") as written:
         write_work(work, place, finish=finish, on_progress=written)
     shutil.rmtree(state, ignore_errors=True)
     assert finish.reloaded is not None
     return CompressReport(
-        done.report, finish.reloaded, **finish.sizes, warnings=warnings, seconds=time.monotonic() - started
+        report, finish.reloaded, **finish.sizes, warnings=warnings, seconds=time.monotonic() - started
     )
 
 
@@ -160,7 +160,7 @@ class _Finish:
             raise AuditError(str(error)) from error
         made = record(
             self.source,
-            self.done.report,
+            self.done.compressed.report,
             methods=self.methods,
             sizes=self.sizes,
             calibration=_calibration(self.tokens),

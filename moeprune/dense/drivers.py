@@ -1,6 +1,4 @@
-"""The walk over a checkpoint's weights, in memory or one block at a time, and the way to compare what is written.
-
-The walk over a checkpoint that is larger than memory: one decoder block's weights and statistics at a time.
+"""A checkpoint's weights after all methods, with the model in memory or one decoder block of it at a time.
 
 export = foreseen_export(streamed, inventory(source), methods)      # refuses what `Export` refuses
 result = compress_streamed(streamed, export, methods, tokens, state=folder)
@@ -13,43 +11,34 @@ import math
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
-
-import torch
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import existing_parent
 from moeprune.checkpoint.inventory import Inventory
 from moeprune.checkpoint.options import Layout
 from moeprune.console import progress, say
-from moeprune.data.trajectories import Sequence as TokenSequence
-from moeprune.data.trajectories import TokenSet, collate
+from moeprune.data.trajectories import TokenSet
 from moeprune.dense.chain import chains
 from moeprune.dense.export import Export
-from moeprune.dense.finished import Finished, Lazily, files_told
+from moeprune.dense.finished import Lazily, files_told
 from moeprune.dense.methods.method import DenseMethod
 from moeprune.dense.places import Place, block_kinds, foresee, locate, parameter_of, require_places
 from moeprune.dense.reload import Reloaded, require_reloads, require_reloads_streamed
-from moeprune.dense.report import DenseReport
-from moeprune.dense.walk import STATISTICS_BYTES, Compressed, Progress, Walk, compress_model
+from moeprune.dense.walk import STATISTICS_BYTES, Blocks, Compressed, Progress, Walk, compress_model
 from moeprune.dense.weights import Weight, look
 from moeprune.models.layers import moe_layers_if_any
-from moeprune.models.loading import (
-    align,
-    device_of,
-    number_bytes,
-    pretrained,
-    without_bars,
-)
+from moeprune.models.loading import align, device_of, number_bytes, pretrained, without_bars
 from moeprune.models.memory import free_bytes, give_back_freed_memory, loading_bytes
 from moeprune.models.options import Dtype, ModelOptions
 from moeprune.models.streaming.model import StreamedModel, affordable_tokens, affordable_tokens_in_memory, open_streamed
 from moeprune.models.streaming.passes import LayerMajor
 
 LEAST_STATISTICS = 2**28  # bytes that are always affordable
+Streaming = Literal["auto", "on", "off"]
 
 
 def foreseen_export(
@@ -84,79 +73,48 @@ def compress_streamed(
     Raises what `compress_model` raises; InputError for a block that is not stored like others of its kind; and
     StreamingError when the model does not call its layers once each, in order.
     """
-    limit = min(STATISTICS_BYTES, max(LEAST_STATISTICS, streamed.layer_bytes))
-    walk = Walk(look(streamed.model), methods, tokens, batch_tokens=batch_tokens, dtype=export.dtype, limit=limit)
-    source = export.checkpoint
-    identity = walk.identity(files_told(source.directory / name for name in source.shards))
-    finished = Finished(state, identity, file_bytes=max(2**24, streamed.layer_bytes // 16))
-    walk.open(finished)
-    _Streamed(streamed, export, walk, finished, on_progress).run(state / "waiting")
-    names = [weight.name for block in range(walk.last + 1) for weight in walk.of(block)]
-    quantised = [name for name in names if finished.grid(name) is not None]
-    return Compressed(walk.report(), Lazily(quantised, finished.grid), Lazily(names, finished.weight))
+    walk = Walk(
+        look(streamed.model), methods, tokens, batch_tokens=batch_tokens, dtype=export.dtype, device=streamed.device,
+        statistics_bytes=min(STATISTICS_BYTES, max(LEAST_STATISTICS, streamed.layer_bytes)), state=state,
+        source=files_told(export.checkpoint.directory / name for name in export.checkpoint.shards),
+        file_bytes=max(2**24, streamed.layer_bytes // 16),
+    )  # fmt: skip
+    compressed = walk.run(_blocks(streamed, export, walk, state / "waiting"), on_progress)
+    return Compressed(compressed.report, compressed.grids, Lazily(walk.names, walk.finished.weight))
 
 
-class _Streamed:
-    """Brings the blocks of a walk into memory, one after the other."""
-
-    def __init__(
-        self, streamed: StreamedModel, export: Export, walk: Walk, finished: Finished, on_progress: Progress | None
-    ) -> None:
-        self._streamed, self._export, self._walk, self._finished = streamed, export, walk, finished
-        self._on_progress = on_progress
-        self._places: dict[int, list[Place]] = {}
-        for place in export.places.values():
-            self._places.setdefault(place.weights[0].block, []).append(place)
-
-    def run(self, scratch: Path) -> None:
-        """Finish all blocks; what was finished before is read only where a later block needs its outputs."""
-        blocks = range(self._walk.last + 1)
-        todo = [block for block in blocks if self._finished.recall(block) is None]
-        if todo and self._walk.batches:
-            self._with_data(scratch, until=todo[-1])
-            blocks = blocks[todo[-1] + 1 :]
-        for block in blocks:
-            if not self._walk.recall(block):
-                with _in_memory(self._streamed, self._walk.of(block)):
-                    self._compress(block, lambda: iter(()), lambda number: torch.empty(0))
-            self._tell(block)
-
-    def _with_data(self, scratch: Path, *, until: int) -> None:
-        found = [name for name, _ in self._walk.seen.blocks]
-        if self._streamed.layers != found:
-            raise InputError(f"{found[0]}: is not the first decoder layer; set runtime.streaming=off")
-        batches = self._walk.batches
-        forwards = [partial(self._forward, batch) for batch in batches]
-        with LayerMajor(self._streamed, forwards, scratch=scratch) as passes:
+def _blocks(streamed: StreamedModel, export: Export, walk: Walk, scratch: Path) -> Blocks:
+    """The walk's blocks, one in memory at a time; a finished one only where a later one needs what it puts out."""
+    places: dict[int, list[Place]] = {}
+    for place in export.places.values():
+        places.setdefault(place.weights[0].block, []).append(place)
+    unfinished = walk.open
+    start = 0
+    if unfinished and walk.batches:
+        start = unfinished[-1] + 1
+        numbers = range(len(walk.batches))
+        with LayerMajor(streamed, walk.forwards(streamed.model), scratch=scratch) as passes:
 
             def watch() -> Iterator[int]:
-                for number in range(len(batches)):
+                for number in numbers:
                     yield number
                     passes.rehearse(number)
 
             for block in passes.layers():
-                if self._walk.recall(block):
-                    self._finished.put_back(self._walk.of(block))
-                else:
-                    self._compress(block, watch, lambda number: collate(batches[number])[2].to(self._streamed.device))
-                self._tell(block)
-                if block == until:
+                if block in unfinished:
+                    require_places(export.checkpoint, places.get(block, ()))
+                yield block, watch
+                give_back_freed_memory()
+                if block + 1 == start:
                     break
-                for number in range(len(batches)):
+                for number in numbers:
                     passes.advance(number)
-
-    def _forward(self, batch: list[TokenSequence]) -> None:
-        ids, attention, _ = (tensor.to(self._streamed.device) for tensor in collate(batch))
-        self._streamed.model.base_model(input_ids=ids, attention_mask=attention, use_cache=False)
-
-    def _compress(self, block: int, watch: Callable[[], Iterator[int]], counted: Callable[[int], torch.Tensor]) -> None:
-        require_places(self._export.checkpoint, self._places.get(block, ()))
-        self._walk.compress(block, watch, counted)
-        give_back_freed_memory()
-
-    def _tell(self, block: int) -> None:
-        if self._on_progress is not None:
-            self._on_progress(block + 1, self._walk.last + 1)
+    for block in range(start, walk.last + 1):
+        with _in_memory(streamed, walk.of(block) if block in unfinished else ()):
+            if block in unfinished:
+                require_places(export.checkpoint, places.get(block, ()))
+            yield block, lambda: ()
+            give_back_freed_memory()
 
 
 @contextmanager
@@ -168,9 +126,6 @@ def _in_memory(streamed: StreamedModel, weights: Sequence[Weight]) -> Iterator[N
         yield
     finally:
         streamed.empty(names)
-
-
-Streaming = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True)
@@ -193,23 +148,48 @@ class Walked:
 
     export: Export
     compressed: Compressed
-    reload: Callable[
-        [Path, Collection[str]], Reloaded
-    ]  # compares a written directory; names transformers does not load
-
-    @property
-    def report(self) -> DenseReport:
-        return self.compressed.report
+    # compares a written directory with it; names in it that transformers does not load
+    reload: Callable[[Path, Collection[str]], Reloaded]
 
 
-def walked(walk: CompressJob, *, streaming: Streaming) -> Walked:
+def walked(job: CompressJob, *, streaming: Streaming) -> Walked:
     """The checkpoint's weights after all methods. On a CPU the bits do not depend on `streaming`."""
-    walk = replace(walk, device=device_of(walk.device))
-    if streams(walk.checkpoint, walk.dtype, walk.device, streaming):
-        size = sum(tensor.entry.size for tensor in walk.checkpoint.tensors)
+    checkpoint, device, limit = job.checkpoint, device_of(job.device), job.batch_tokens
+    compress: Callable[..., Compressed]
+    streamed: StreamedModel | None = None
+    if streams(checkpoint, job.dtype, device, streaming):
+        size = sum(tensor.entry.size for tensor in checkpoint.tensors)
         say(f"dense: {size / 1e9:,.1f} GB of weights are read block by block")
-        return _job_streamed(walk)
-    return _job_in_memory(walk)
+        streamed = open_streamed(ModelOptions(path=str(checkpoint.directory), dtype=job.dtype), device=device)
+        model = streamed.model
+        export = foreseen_export(streamed, checkpoint, job.methods, layout=job.layout)
+        limit = min(limit, affordable_tokens(streamed, moe_layers_if_any(model)))
+        compress = partial(compress_streamed, streamed, export)
+    else:
+        with without_bars():
+            model = pretrained(checkpoint.directory, job.dtype, device=device).to(device)
+        align(model)
+        export = Export(checkpoint, model, job.methods, layout=job.layout)
+        if device == "cpu":  # no slower there, and what a streamed walk takes
+            limit = min(limit, affordable_tokens_in_memory(model, moe_layers_if_any(model)))
+        compress = partial(compress_model, model, dtype=export.dtype)
+    require_room(export, model, job.methods, job.state)
+    with progress("compressing", unit="blocks") as advance:
+        compressed = compress(job.methods, job.tokens, state=job.state, batch_tokens=limit, on_progress=advance)
+
+    def compare(directory: Path, unused: Collection[str]) -> Reloaded:
+        if streamed is None:
+            return require_reloads(directory, model, compressed.report, unused=unused)
+        return require_reloads_streamed(
+            directory,
+            checkpoint.directory,
+            compressed,
+            dtype=export.dtype,
+            scratch=job.state / "waiting",
+            unused=unused,
+        )
+
+    return Walked(export, compressed, compare)
 
 
 def streams(checkpoint: Inventory, dtype: Dtype, device: str, streaming: Streaming) -> bool:
@@ -218,56 +198,6 @@ def streams(checkpoint: Inventory, dtype: Dtype, device: str, streaming: Streami
         return streaming == "on"
     weights = number_bytes(dtype, device) * checkpoint.memory.elements
     return max(2 * weights, loading_bytes(weights, device)) > free_bytes(device)
-
-
-def _job_in_memory(walk: CompressJob) -> Walked:
-    with without_bars():
-        model = pretrained(walk.checkpoint.directory, walk.dtype, device=walk.device).to(walk.device)
-    align(model)
-    export = Export(walk.checkpoint, model, walk.methods, layout=walk.layout)
-    require_room(export, model, walk.methods, walk.state)
-    batch_tokens = walk.batch_tokens
-    if walk.device == "cpu":  # no slower there, and what a streamed walk takes
-        batch_tokens = min(batch_tokens, affordable_tokens_in_memory(model, moe_layers_if_any(model)))
-    with progress("compressing", unit="blocks") as advance:
-        done = compress_model(
-            model,
-            walk.methods,
-            walk.tokens,
-            batch_tokens=batch_tokens,
-            dtype=export.dtype,
-            state=walk.state,
-            on_progress=advance,
-        )
-
-    def reload(directory: Path, unused: Collection[str]) -> Reloaded:
-        return require_reloads(directory, model, done.report, unused=unused)
-
-    return Walked(export, done, reload)
-
-
-def _job_streamed(walk: CompressJob) -> Walked:
-    source = walk.checkpoint.directory
-    streamed = open_streamed(ModelOptions(path=str(source), dtype=walk.dtype), device=walk.device)
-    export = foreseen_export(streamed, walk.checkpoint, walk.methods, layout=walk.layout)
-    require_room(export, streamed.model, walk.methods, walk.state)
-    batch_tokens = min(walk.batch_tokens, affordable_tokens(streamed, moe_layers_if_any(streamed.model)))
-    with progress("compressing", unit="blocks") as advance:
-        done = compress_streamed(
-            streamed,
-            export,
-            walk.methods,
-            walk.tokens,
-            state=walk.state,
-            batch_tokens=batch_tokens,
-            on_progress=advance,
-        )
-
-    def reload(directory: Path, unused: Collection[str]) -> Reloaded:
-        scratch = walk.state / "waiting"
-        return require_reloads_streamed(directory, source, done, dtype=export.dtype, scratch=scratch, unused=unused)
-
-    return Walked(export, done, reload)
 
 
 def require_room(export: Export, model: Any, methods: Sequence[DenseMethod], state: Path) -> None:

@@ -78,6 +78,7 @@ class Finished:
     def __init__(self, directory: Path | None, identity: str, *, file_bytes: int = FILE_BYTES) -> None:
         self.directory, self._file_bytes = directory, file_bytes
         self._where: dict[str, Path] = {}  # weight -> its file, of the blocks that were committed or recalled
+        self._grids: dict[str, Grid] = {}  # without a directory
         if directory is None:
             return
         mark = directory / "identity"
@@ -91,6 +92,7 @@ class Finished:
 
     def commit(self, draft: Draft, stages: Sequence[Stage], told: list[str]) -> None:
         if self.directory is None:
+            self._grids |= draft.grids
             return
         draft.flush()
         notes = {"files": len(draft.files), "stages": [asdict(stage) for stage in stages], "warnings": told}
@@ -110,9 +112,10 @@ class Finished:
         return stages, notes["warnings"]
 
     def put_back(self, weights: Iterable[Weight]) -> None:
-        """Write finished weights into the model."""
+        """Write finished weights into the model, where it is in memory."""
         for weight in weights:
-            weight.write(self.weight(weight.name))
+            if not weight.parameter.is_meta:
+                weight.write(self.weight(weight.name))
 
     def weight(self, name: str) -> torch.Tensor:
         """A finished weight (out, in), in the stored dtype."""
@@ -120,7 +123,9 @@ class Finished:
             return file.get_tensor(f"{name}\nweight")
 
     def grid(self, name: str) -> Grid | None:
-        """How a finished weight is quantised."""
+        """How a finished weight is quantised; None: not at all."""
+        if self.directory is None:
+            return self._grids.get(name)
         with safe_open(self._where[name], framework="pt") as file:
             plain = json.loads(file.metadata()["grids"]).get(name)
             if plain is None:

@@ -1,10 +1,10 @@
-"""`require_reloads` for a checkpoint that is larger than memory: it and its source are read layer by layer, in turn.
+"""Does stock transformers read back exactly what was compressed? Names, numbers, zeros, then logits.
 
-Does stock transformers read back exactly what was compressed? Names, numbers, zeros, then logits.
+The checkpoint and the model that it should be are in memory side by side, or one layer of one of them at a time.
 """
 
 import hashlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from moeprune.artifacts.errors import InputError
 from moeprune.dense.methods.patterns import Pattern
@@ -39,82 +40,28 @@ class Reloaded:
     sparsity: float  # of the weights that were compressed, counted after reload
 
 
-def require_reloads(
-    directory: Path,
-    model: Any,
-    report: DenseReport,
-    *,
-    input_ids: torch.Tensor | None = None,
-    unused: Collection[str] = (),
-) -> Reloaded:
+def require_reloads(directory: Path, model: Any, report: DenseReport, *, unused: Collection[str] = ()) -> Reloaded:
     """Load `directory` with stock transformers in its own dtype and compare it with the compressed model in memory.
 
     Every weight must be equal bit for bit after decompression, every pattern hold, no name be missing or unexpected
     (but for `unused`, names that transformers does not load from the source either).
-    Raises ReloadError otherwise. input_ids (batch, length) int64: what the logits are compared on.
+    Raises ReloadError otherwise.
     """
-    loaded = _load(directory, type(model), unused)
-    ids = input_ids if input_ids is not None else torch.arange(10, 26)[None] % model.config.get_text_config().vocab_size
-    with torch.no_grad():
-        loaded(input_ids=ids, use_cache=False)  # packed weights are unpacked by the first forward
-    weights, sparsity = _require_equal(directory, loaded, model, report)
-    loaded = loaded.to(model.dtype)
-    rounded = _distance(loaded, model, ids)
-    for module in loaded.modules():
-        if hasattr(module, "quantization_scheme"):  # its inputs were rounded too; those of the model in memory are not
-            module.quantization_enabled = False
-    distance = _distance(loaded, model, ids)
-    if not distance < tolerance(model.dtype):
-        raise ReloadError(f"{directory}: logits differ by {distance:.1e} after reload though the weights are equal")
-    return Reloaded(weights, distance, rounded, sparsity)
-
-
-def _require_equal(directory: Path, loaded: Any, model: Any, report: DenseReport) -> tuple[int, float]:
-    """(weights compared, share of zeros in those that were compressed)."""
-    patterns = {stage.weight: stage.pattern for stage in report.stages if stage.pattern}
-    compressed = {stage.weight for stage in report.stages}
-    zeros = elements = 0
+    loaded, info = type(model).from_pretrained(directory, dtype="auto", output_loading_info=True)
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        _require_none(directory, kind, (str(name) for name in info[kind]), unused)
+    loaded.eval()
+    _logits(loaded, loaded.device)  # packed weights are unpacked by the first forward
+    comparison = _Comparison(directory, report)
     back = {weight.name: weight for weight in look(loaded).weights}
     for weight in look(model).weights:
-        read = back[weight.name].read()
-        expected = weight.read().to(back[weight.name].dtype).float().cpu()
-        if not torch.equal(read, expected):
-            apart = float((read - expected).abs().max())
-            raise ReloadError(f"{directory}: {weight.name} differs by {apart:.1e} after reload")
-        pattern = patterns.get(weight.name)
-        if pattern is not None and not follows(read, Pattern.parse(pattern)):
-            raise ReloadError(f"{directory}: {weight.name} does not follow {pattern} after reload")
-        if weight.name in compressed:
-            zeros += read.numel() - int(torch.count_nonzero(read))
-            elements += read.numel()
-    return len(back), zeros / elements if elements else 0.0
-
-
-def _distance(loaded: Any, model: Any, ids: torch.Tensor) -> float:
-    """||logits - logits after reload|| / ||logits||, both in the dtype of the model in memory."""
-    with torch.no_grad():
-        theirs = loaded(input_ids=ids, use_cache=False).logits.float()
-        ours = model(input_ids=ids.to(model.device), use_cache=False).logits.float().cpu()
-    return relative_distance(ours, theirs)
-
-
-def relative_distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """||difference|| / ||ours||."""
-    return float((ours.float() - theirs.float()).norm() / ours.float().norm())
-
-
-def tolerance(dtype: torch.dtype) -> float:
-    """How far logits of equal weights may lie apart."""
-    return 1e-4 if dtype == torch.float32 else 5e-2
-
-
-def _load(directory: Path, model_class: Any, unused: Collection[str]) -> Any:
-    loaded, info = model_class.from_pretrained(directory, dtype="auto", output_loading_info=True)
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        names = sorted(str(name) for name in info[kind] if name not in unused)
-        if names:
-            raise ReloadError(f"{directory}: {len(names)} {kind.replace('_', ' ')} on reload, first {names[0]}")
-    return loaded.eval()
+        stored = weight.read().to(back[weight.name].dtype)
+        comparison.add(weight.name, back[weight.name].read(), stored.float().cpu())
+    loaded.to(model.dtype)
+    rounded = _logits(loaded, loaded.device)
+    with _inputs_not_rounded(loaded):
+        plain = _logits(loaded, loaded.device)
+    return comparison.result(_logits(model, model.device), plain, rounded, model.dtype)
 
 
 def require_reloads_streamed(
@@ -124,124 +71,116 @@ def require_reloads_streamed(
     *,
     dtype: torch.dtype,
     scratch: Path,
-    input_ids: torch.Tensor | None = None,
     unused: Collection[str] = (),
 ) -> Reloaded:
-    """Read `source`, with the results of the walk in place, and then `directory` in transformers' own way; compare.
+    """`require_reloads` for a checkpoint that is larger than memory: one layer of it is in memory at a time.
 
-    As in `require_reloads` every weight must be equal bit for bit, every pattern hold and no name be missing or
-    unexpected. Logits are compared in `dtype`, that of the checkpoint; one layer is in memory at a time.
-    Raises ReloadError.
+    First `source` is read, with the results of the walk in place, then `directory` in transformers' own way. Logits are
+    compared in `dtype`, that of the checkpoint. Raises ReloadError.
     """
     assert compressed.weights is not None, "only a streamed walk keeps its results beside the model"
     options = ModelOptions(dtype=str(dtype).removeprefix("torch."))
     ours = open_streamed(options.model_copy(update={"path": str(source)}), device="cpu")
-    size = ours.model.config.get_text_config().vocab_size
-    ids = input_ids if input_ids is not None else torch.arange(10, 26)[None] % size
     seen = look(ours.model).weights
     blocks = [[weight for weight in seen if weight.block == block] for block in range(len(ours.layers))]
-    expected, logits = _expected(ours, blocks, compressed, ids, scratch)
-    try:
-        theirs = open_streamed(options.model_copy(update={"path": str(directory)}), device="cpu")
-    except InputError as error:  # a name is missing
-        raise ReloadError(str(error)) from error
-    unknown = sorted(theirs.unexpected - set(unused))
-    if unknown:
-        raise ReloadError(f"{directory}: {len(unknown)} unexpected keys on reload, first {unknown[0]}")
-    back = _Back(directory, theirs, blocks, compressed, expected)
-    rounded, plain = back.logits(ids, scratch)
-    distance = relative_distance(logits, plain)
-    if not distance < tolerance(dtype):
-        raise ReloadError(f"{directory}: logits differ by {distance:.1e} after reload though the weights are equal")
-    return Reloaded(len(expected), distance, relative_distance(logits, rounded), back.sparsity)
-
-
-def _expected(
-    ours: StreamedModel, blocks: Sequence[Sequence[Weight]], compressed: Compressed, ids: torch.Tensor, scratch: Path
-) -> tuple[dict[str, str], torch.Tensor]:
-    """Weight -> digest of its numbers after the walk; and the logits they give."""
-    assert compressed.weights is not None
     digests: dict[str, str] = {}
-    with LayerMajor(ours, [partial(_forward, ours, ids)], scratch=scratch) as passes:
+    with LayerMajor(ours, [partial(_logits, ours.model, ours.device)], scratch=scratch) as passes:
         for position in passes.layers():
             for weight in blocks[position]:
                 if weight.name in compressed.weights:
                     weight.write(compressed.weights[weight.name])
             digests |= {weight.name: _digest(weight.read()) for weight in blocks[position]}
             passes.advance(0)
-        return digests, passes.finish(0)
+        logits = passes.finish(0)
+    try:
+        loaded = open_streamed(options.model_copy(update={"path": str(directory)}), device="cpu")
+    except InputError as error:  # a name is missing
+        raise ReloadError(str(error)) from error
+    _require_none(directory, "unexpected_keys", loaded.unexpected, unused)
+    comparison = _Comparison(directory, compressed.report)
+    with LayerMajor(loaded, [partial(_logits, loaded.model, loaded.device)] * 2, scratch=scratch) as passes:
+        for position in passes.layers():
+            for weight in blocks[position]:
+                comparison.add(weight.name, _in(loaded, weight).read(), digests[weight.name])
+            passes.advance(0)
+            with _inputs_not_rounded(loaded.model.get_submodule(loaded.layers[position])):
+                passes.advance(1)
+        return comparison.result(logits, passes.finish(1), passes.finish(0), dtype)
 
 
-class _Back:
-    """The written checkpoint as it loads, compared layer by layer while a pass goes through it."""
+class _Comparison:
+    """Weights as they load against what they should be, one after the other."""
 
-    def __init__(
-        self,
-        directory: Path,
-        theirs: StreamedModel,
-        blocks: Sequence[Sequence[Weight]],
-        compressed: Compressed,
-        expected: dict[str, str],
-    ) -> None:
-        self._directory, self._theirs, self._expected = directory, theirs, expected
-        model = theirs.model
-        self._blocks = [
-            [replace(w, module=model.get_submodule(parameter_of(w).rpartition(".")[0])) for w in weights]
-            for weights in blocks
-        ]
-        stages = compressed.report.stages
-        self._patterns = {stage.weight: stage.pattern for stage in stages if stage.pattern}
-        self._compressed = {stage.weight for stage in stages}
-        self._zeros = self._elements = 0
+    def __init__(self, directory: Path, report: DenseReport) -> None:
+        self._directory = directory
+        self._patterns = {stage.weight: stage.pattern for stage in report.stages if stage.pattern}
+        self._compressed = {stage.weight for stage in report.stages}
+        self._weights = self._zeros = self._elements = 0
 
-    @property
-    def sparsity(self) -> float:
-        """Share of exact zeros among the weights that were compressed."""
-        return self._zeros / self._elements if self._elements else 0.0
+    def add(self, name: str, read: torch.Tensor, expected: torch.Tensor | str) -> None:
+        """Raises ReloadError unless a weight (out, in) float32 is what is expected: such a weight, or its digest."""
+        if isinstance(expected, str):
+            apart = "" if _digest(read) == expected else "differs"
+        else:
+            apart = "" if torch.equal(read, expected) else f"differs by {float((read - expected).abs().max()):.1e}"
+        if apart:
+            raise ReloadError(f"{self._directory}: {name} {apart} after reload")
+        pattern = self._patterns.get(name)
+        if pattern is not None and not follows(read, Pattern.parse(pattern)):
+            raise ReloadError(f"{self._directory}: {name} does not follow {pattern} after reload")
+        self._weights += 1
+        if name in self._compressed:
+            self._zeros += read.numel() - int(torch.count_nonzero(read))
+            self._elements += read.numel()
 
-    def logits(self, ids: torch.Tensor, scratch: Path) -> tuple[torch.Tensor, torch.Tensor]:
-        """(as engines run it, where float8 layers round what comes in; without that rounding)."""
-        theirs = self._theirs
-        forwards = [partial(_forward, theirs, ids), partial(_forward, theirs, ids)]
-        with LayerMajor(theirs, forwards, scratch=scratch) as passes:
-            for position in passes.layers():
-                layer = theirs.model.get_submodule(theirs.layers[position])
-                self._require_equal(position)
-                passes.advance(0)
-                with _inputs_not_rounded(layer):
-                    passes.advance(1)
-            return passes.finish(0), passes.finish(1)
-
-    def _require_equal(self, position: int) -> None:
-        for weight in self._blocks[position]:
-            read = weight.read()
-            if _digest(read) != self._expected[weight.name]:
-                raise ReloadError(f"{self._directory}: {weight.name} differs after reload")
-            pattern = self._patterns.get(weight.name)
-            if pattern is not None and not follows(read, Pattern.parse(pattern)):
-                raise ReloadError(f"{self._directory}: {weight.name} does not follow {pattern} after reload")
-            if weight.name in self._compressed:
-                self._zeros += read.numel() - int(torch.count_nonzero(read))
-                self._elements += read.numel()
+    def result(self, ours: torch.Tensor, plain: torch.Tensor, rounded: torch.Tensor, dtype: torch.dtype) -> Reloaded:
+        """Raises ReloadError when logits of equal weights, computed in `dtype`, lie too far apart."""
+        distance = relative_distance(ours, plain)
+        if not distance < (1e-4 if dtype == torch.float32 else 5e-2):
+            raise ReloadError(
+                f"{self._directory}: logits differ by {distance:.1e} after reload though the weights are equal"
+            )
+        sparsity = self._zeros / self._elements if self._elements else 0.0
+        return Reloaded(self._weights, distance, relative_distance(ours, rounded), sparsity)
 
 
-def _forward(streamed: StreamedModel, ids: torch.Tensor) -> torch.Tensor:
-    logits: torch.Tensor = streamed.model(input_ids=ids.clone(), use_cache=False).logits
-    return logits
+def relative_distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """||difference|| / ||ours||."""
+    return float((ours.float() - theirs.float()).norm() / ours.float().norm())
+
+
+def _require_none(directory: Path, kind: str, names: Iterable[str], unused: Collection[str]) -> None:
+    wrong = sorted(name for name in names if name not in unused)
+    if wrong:
+        raise ReloadError(f"{directory}: {len(wrong)} {kind.replace('_', ' ')} on reload, first {wrong[0]}")
+
+
+def _logits(model: Any, device: torch.device) -> torch.Tensor:
+    """Logits (1, length, vocabulary), on the CPU, of a few tokens."""
+    ids = torch.arange(10, 26)[None] % model.config.get_text_config().vocab_size
+    with torch.no_grad():
+        logits: torch.Tensor = model(input_ids=ids.to(device), use_cache=False).logits
+    return logits.cpu()
+
+
+def _in(loaded: StreamedModel, weight: Weight) -> Weight:
+    """The same weight of another model; a packed one is no parameter there before its layer is in memory."""
+    return replace(weight, module=loaded.model.get_submodule(parameter_of(weight).rpartition(".")[0]))
 
 
 def _digest(weight: torch.Tensor) -> str:
-    """Of a float32 copy (out, in), which this changes; equal numbers give equal digests, so -0 becomes 0."""
+    """Of a float32 weight (out, in); equal numbers give equal digests, so -0 becomes 0 in it."""
     return hashlib.sha256(weight.add_(0.0).view(torch.uint8).numpy().data).hexdigest()
 
 
 @contextmanager
-def _inputs_not_rounded(layer: Any) -> Iterator[None]:
-    quantised = [module for module in layer.modules() if hasattr(module, "quantization_scheme")]
-    for module in quantised:
-        module.quantization_enabled = False
+def _inputs_not_rounded(module: nn.Module) -> Iterator[None]:
+    """Inside, float8 layers take their inputs as they are, like those of the model that was not packed."""
+    quantised: list[Any] = [part for part in module.modules() if hasattr(part, "quantization_scheme")]
+    for part in quantised:
+        part.quantization_enabled = False
     try:
         yield
     finally:
-        for module in quantised:
-            module.quantization_enabled = True
+        for part in quantised:
+            part.quantization_enabled = True

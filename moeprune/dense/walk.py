@@ -1,6 +1,7 @@
-"""Compress a model in memory, block by block, on what the already compressed blocks before feed the next one."""
+"""The blocks of a model, compressed one after the other on what the compressed blocks before feed the next one."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from moeprune.artifacts.errors import InputError
 from moeprune.data.trajectories import Sequence as TokenSequence
 from moeprune.data.trajectories import TokenSet, collate, plan_batches
 from moeprune.dense.chain import Chain, chains, name_of, through
-from moeprune.dense.finished import Finished, identity_of, weights_told
+from moeprune.dense.finished import FILE_BYTES, Finished, Lazily, identity_of, weights_told
 from moeprune.dense.methods.kinds import Needs
 from moeprune.dense.methods.method import DenseMethod
 from moeprune.dense.methods.result import Grid
@@ -22,8 +23,8 @@ from moeprune.dense.weights import Seen, Weight, look
 from moeprune.models.streaming.turns import Turns
 
 Progress = Callable[[int, int], None]  # (blocks done, blocks in all)
-Watch = Callable[[], Iterable[int]]  # runs the block for every batch, and gives its number before
-Counted = Callable[[int], torch.Tensor]  # which tokens (batch, length) bool of a batch count
+Watch = Callable[[], Iterable[int]]  # gives the number of every batch, each time before the block runs for it
+Blocks = Generator[tuple[int, Watch], None, None]  # blocks in order, each in memory until the next is asked for
 STATISTICS_BYTES = 8 << 30
 
 
@@ -59,33 +60,27 @@ def compress_model(
     Raises InputError before the first forward for targets that match nothing, refused orders, widths that do not fit,
     weights that are quantised already, and missing data; during the walk for NaN or infinity, with layer and record.
     """
-    walk = Walk(look(model), methods, tokens, batch_tokens=batch_tokens, dtype=dtype, limit=statistics_bytes)
-    changed = (weight for weight in walk.seen.weights if weight.name in walk.chains)
-    finished = Finished(state, walk.identity(weights_told(changed)))
-    walk.open(finished)
-    grids: dict[str, Grid] = {}
-    collated = [tuple(tensor.to(model.device) for tensor in collate(batch)) for batch in walk.batches]
+    walk = Walk(
+        look(model), methods, tokens, batch_tokens=batch_tokens, dtype=dtype, device=model.device,
+        statistics_bytes=statistics_bytes, state=state,
+    )  # fmt: skip
 
-    def forward(ids: torch.Tensor, attention: torch.Tensor) -> None:
-        model.base_model(input_ids=ids, attention_mask=attention, use_cache=False)
+    def blocks() -> Blocks:
+        with Turns([module for _, module in walk.seen.blocks], walk.forwards(model)) as turns:
+            for block in range(walk.last + 1):
+                yield block, partial(turns.watch, block)
+                if block < walk.last:
+                    turns.go_on(block)
 
-    runs = [partial(forward, ids, attention) for ids, attention, _ in collated]
-    with Turns([module for _, module in walk.seen.blocks], runs) as turns:
-        for block in range(walk.last + 1):
-            if walk.recall(block):
-                finished.put_back(walk.of(block))
-                grids |= {w.name: grid for w in walk.of(block) if (grid := finished.grid(w.name)) is not None}
-            else:
-                grids |= walk.compress(block, partial(turns.watch, block), lambda number: collated[number][2])
-            if block < walk.last:
-                turns.go_on(block)
-            if on_progress is not None:
-                on_progress(block + 1, walk.last + 1)
-    return Compressed(walk.report(), grids)
+    return walk.run(blocks(), on_progress)
 
 
 class Walk:
-    """What is to be done to the blocks of a model, and what has been. Whoever has the blocks drives it."""
+    """What is to be done to the blocks of a model, and what has been done. Whoever has the blocks hands them in.
+
+    source: lines that identify the weights it starts from (default: the names and sums of those that change).
+    state: a directory for finished blocks; an earlier walk of the same identity goes on there.
+    """
 
     def __init__(
         self,
@@ -95,87 +90,104 @@ class Walk:
         *,
         batch_tokens: int,
         dtype: torch.dtype | None,
-        limit: int,
+        device: torch.device,
+        statistics_bytes: int,
+        state: Path | None,
+        source: Iterable[str] | None = None,
+        file_bytes: int = FILE_BYTES,
     ) -> None:
-        self.seen, self.methods, self.dtype, self._limit = seen, methods, dtype, limit
-        self.chains = chains(seen, methods)
+        self.seen, self.chains = seen, chains(seen, methods)
+        self._dtype, self._device, self._statistics_bytes = dtype, device, statistics_bytes
         _require_float(seen, self.chains)
-        self.needs = _strongest(self.chains)
-        sequences = tokens.sequences if tokens is not None and self.needs != "nothing" else ()
-        if self.needs != "nothing":
+        self._needs = _strongest(self.chains)
+        sequences = tokens.sequences if tokens is not None and self._needs != "nothing" else ()
+        if self._needs != "nothing":
             _require_tokens(sequences, self.chains)
-        self._sequences, self._plan = sequences, plan_batches(sequences, batch_tokens) if sequences else []
+        plan = plan_batches(sequences, batch_tokens) if sequences else []
+        self.batches = [[sequences[i] for i in batch] for batch in plan]  # empty where no method looks at data
+        if source is None:
+            source = weights_told(weight for weight in seen.weights if weight.name in self.chains)
+        options = [*(method.model_dump_json() for method in methods), str(dtype)]
+        self.finished = Finished(state, identity_of(source, options, sequences, plan), file_bytes=file_bytes)
         self._stages: list[Stage] = []
         self._warnings: list[str] = []
-        self._finished: Finished | None = None
-
-    def identity(self, model: Iterable[str]) -> str:
-        """Of the walk's result; `model` says what it starts from."""
-        methods = [*(method.model_dump_json() for method in self.methods), str(self.dtype)]
-        return identity_of(model, methods, self._sequences, self._plan)
-
-    def open(self, finished: Finished) -> None:
-        """Say where finished blocks are kept."""
-        self._finished = finished
-
-    @property
-    def batches(self) -> list[list[TokenSequence]]:
-        """None where no method looks at data."""
-        return [[self._sequences[i] for i in batch] for batch in self._plan]
 
     @property
     def last(self) -> int:
         """The last block in which something is to be done."""
         return max((weight.block for weight in self.seen.weights if weight.name in self.chains), default=-1)
 
+    @property
+    def open(self) -> list[int]:
+        """The blocks that are not finished."""
+        return [block for block in range(self.last + 1) if self.finished.recall(block) is None]
+
     def of(self, block: int) -> list[Weight]:
         """The block's weights that something is done to; a tied one is done with the weight it follows."""
         weights = (weight for weight in self.seen.weights if weight.block == block)
         return [weight for weight in weights if weight.name in self.chains and weight not in self.seen.tied]
 
-    def recall(self, block: int) -> bool:
-        """Whether the block was finished before; if so its report is taken over."""
-        assert self._finished is not None
-        done = self._finished.recall(block)
-        if done is not None:
-            self._stages += done[0]
-            self._warnings += done[1]
-        return done is not None
+    @property
+    def names(self) -> list[str]:
+        """Of all weights that something is done to."""
+        return [weight.name for block in range(self.last + 1) for weight in self.of(block)]
 
-    def compress(self, block: int, watch: Watch, counted: Counted) -> Mapping[str, Grid]:
+    def forwards(self, model: Any) -> list[Callable[[], None]]:
+        """A forward pass of the model for every batch."""
+
+        def forward(batch: Sequence[TokenSequence]) -> None:
+            ids, attention, _ = (tensor.to(self._device) for tensor in collate(batch))
+            model.base_model(input_ids=ids, attention_mask=attention, use_cache=False)
+
+        return [partial(forward, batch) for batch in self.batches]
+
+    def run(self, blocks: Blocks, on_progress: Progress | None = None) -> Compressed:
+        """Finish every block; one that was finished before is put back where it is in memory."""
+        with closing(blocks):
+            for block, watch in blocks:
+                done = self.finished.recall(block)
+                if done is None:
+                    done = self._compress(block, watch)
+                else:
+                    self.finished.put_back(self.of(block))
+                self._stages += done[0]
+                self._warnings += done[1]
+                if on_progress is not None:
+                    on_progress(block + 1, self.last + 1)
+        report = DenseReport(tuple(self._stages), coverage(self.seen, self._stages), summarised(self._warnings))
+        quantised = [name for name in self.names if self.finished.grid(name) is not None]
+        return Compressed(report, Lazily(quantised, self.finished.grid))
+
+    def _compress(self, block: int, watch: Watch) -> tuple[list[Stage], list[str]]:
         """Watch the block, compress its weights, and only then put them in place: all see the block as it was.
 
-        What each is quantised by comes back; with a directory for finished blocks the weights are in it by then.
+        Its report and warnings; with a directory for finished blocks the weights are in it by then.
         """
-        assert self._finished is not None
-        draft = self._finished.draft(block)
+        draft = self.finished.draft(block)
         stages: list[Stage] = []
         warnings: list[str] = []
-        for group in _rounds(self.of(block), self.needs, self._limit):
-            observer = self._watched(group, watch, counted)
+        for group in _rounds(self.of(block), self._needs, self._statistics_bytes):
+            observer = self._observed(group, watch)
             for weight in group:
-                done = through(weight, self.chains[weight.name], observer.take(weight), dtype=self.dtype)
+                done = through(weight, self.chains[weight.name], observer.take(weight), dtype=self._dtype)
                 draft.add(weight.name, done.weight, done.grid)
                 stages += done.stages
                 warnings += done.warnings
         for weight in self.of(block):
             weight.write(draft.weight(weight.name))
-        self._finished.commit(draft, stages, warnings)
-        self._stages += stages
-        self._warnings += warnings
-        return draft.grids
+        self.finished.commit(draft, stages, warnings)
+        return stages, warnings
 
-    def _watched(self, group: list[Weight], watch: Watch, counted: Counted) -> Observer:
+    def _observed(self, group: list[Weight], watch: Watch) -> Observer:
+        """An observer that has seen all batches reach these weights."""
         tied = {follower: weight for follower, weight in self.seen.tied.items() if weight in group}
-        observer = Observer(group, self.seen.experts, self.needs, tied=tied)
+        observer = Observer(group, self.seen.experts, self._needs, tied=tied)
         with observer.watching():
             for number in watch():
-                batch, rows = [self._sequences[i] for i in self._plan[number]], counted(number)
-                observer.open_batch(rows, partial(_place, batch, rows.shape[1]))
+                batch = self.batches[number]
+                counted = collate(batch)[2].to(self._device)
+                observer.open_batch(counted, partial(_place, batch, counted.shape[1]))
         return observer
-
-    def report(self) -> DenseReport:
-        return DenseReport(tuple(self._stages), coverage(self.seen, self._stages), summarised(self._warnings))
 
 
 def _strongest(found: Mapping[str, Chain]) -> Needs:
