@@ -27,8 +27,8 @@ from moeprune.models.loading import (
 from moeprune.models.options import ModelOptions
 from moeprune.recording.recorder import record
 from moeprune.reference import DOMAINS
-from moeprune.run.refine import Goal, refine
-from moeprune.selection.options import SelectionOptions
+from moeprune.run.refine import refine
+from moeprune.selection.options import Goal, SelectionOptions
 from moeprune.selection.select import select
 
 # Draws 10 to 14 and both ends of worst_domain's emphasis were written down here before any of them was measured.

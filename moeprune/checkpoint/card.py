@@ -6,14 +6,13 @@ The part of a model card that says how to load, serve and upload the checkpoint.
 import hashlib
 import io
 import json
-import platform
 import re
 from collections.abc import Mapping, Sequence, Set
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from moeprune.artifacts.plan import PrunePlan
+from moeprune.artifacts.run import versions
 from moeprune.checkpoint.inventory import Inventory
 from moeprune.models.engine_limits import Note, notes, parallel_sizes, serve_flags
 from moeprune.reference import MODEL_DIR
@@ -111,21 +110,10 @@ def record(
         "plan": plan.model_dump(mode="json"),
         "config": provenance.get("config"),
         "commit": provenance.get("commit"),
-        "versions": versions(),
+        "versions": versions(PACKAGES),
         "hashes": dict(sorted(hashes.items())),
         "audit": dict(audit),
     }
-
-
-def versions() -> dict[str, str]:
-    """Package -> version, of Python and of the packages that matter here."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def card(

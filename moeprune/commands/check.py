@@ -1,29 +1,42 @@
-"""`moeprune check`: everything that can be known before weights are loaded.
-
-Calibration data as a person looks at it: a table of counts, and an example with what counts set apart.
-"""
+"""`moeprune check`: everything that can be known before weights are loaded: budget, data, memory and time."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from moeprune.artifacts.errors import InputError
-from moeprune.checkpoint.inventory import Inventory
-from moeprune.config.grid_file import is_grid, load_grid
-from moeprune.config.load import load_run
+from moeprune.commands.arguments import Json, Overrides, finish, start
 from moeprune.console import say, warn
-from moeprune.data.trajectories import Sequence as TokenSequence
-from moeprune.data.trajectories import TokenSet
-from moeprune.models.engine_limits import MTP_KEYS, notes
-from moeprune.models.loading import (
-    number_bytes,
-)
-from moeprune.models.options import ModelOptions
-from moeprune.run.directory import STAGES
-from moeprune.run.opened import Inputs, shared_inputs
-from moeprune.run.pipeline import require
-from moeprune.selection.budget import layer_budgets
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+    from moeprune.checkpoint.inventory import Inventory
+    from moeprune.data.trajectories import Sequence as TokenSequence
+    from moeprune.data.trajectories import TokenSet
+    from moeprune.models.options import ModelOptions
+    from moeprune.run.opened import Inputs
+
+UNITS = tuple(f"{prefix}{unit}" for prefix in "KMGT" for unit in ("B", "iB"))
+RATIOS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
+BITS = {"bf16": 16.0, "fp8": 8.0, "int4": 4.5}  # int4: groups of 32..128 carry a 16-bit scale
+EXPERT_ROLES = ("expert", "fused")  # of tensors in a checkpoint's inventory
+COUNTED, OTHER, SIGN = "bold cyan", "dim", "magenta"  # styles of an example's text
+
+
+def check(
+    config: Path,
+    overrides: Overrides = None,
+    memory: Annotated[str | None, typer.Option(help="Which ratios and formats fit, e.g. 80GB.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Validate a config: data counts, families, budget and an estimate of the pass; loads no weights."""
+    start(as_json)
+    finish(check_file(config, overrides or [], memory=memory), None, as_json=as_json)
 
 
 def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = None) -> dict[str, Any]:
@@ -31,6 +44,13 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
 
     Raises InputError for everything that would stop the run.
     """
+    from moeprune.artifacts.run import STAGES
+    from moeprune.config.grid_file import is_grid
+    from moeprune.config.load import load_run
+    from moeprune.run.opened import Inputs
+    from moeprune.run.pipeline import require
+    from moeprune.selection.budget import layer_budgets
+
     limit = None if memory is None else parse_bytes(memory)
     if is_grid(path):
         return _check_grid(path, overrides, limit)
@@ -38,7 +58,8 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
     inputs = Inputs(config)
     inputs.inspect()
     require(inputs, STAGES)
-    say(f"model: {config.model.path} ({inputs.checkpoint.config['model_type']}), fingerprint {inputs.fingerprint}")
+    model_type = inputs.checkpoint.config["model_type"]
+    say(f"model: {config.model.path} ({model_type}), fingerprint {inputs.fingerprint}")
     budgets = layer_budgets(inputs.layers, config.selection.budget)
     spread = config.selection.budget.scope == "global"
     for budget in [] if spread else budgets:
@@ -46,7 +67,7 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
     if spread:
         total = sum(budget.layer.num_experts for budget in budgets)
         say(f"budget: {sum(b.pruned for b in budgets):,} of {total:,} experts go, spread over the layers by cost")
-    shipping = [] if spread else _shipping(inputs, [budget.kept for budget in budgets])
+    serving = [] if spread else _engine_notes(inputs, [budget.kept for budget in budgets])
     data = {part: _describe_data(inputs, part) for part in ("calibration", "evaluation")}
     estimate = estimate_pass(inputs)
     say(
@@ -61,12 +82,12 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
     )
     summary: dict[str, Any] = {
         "config": config.model_dump(mode="json"),
-        "model": {"model_type": inputs.checkpoint.config["model_type"], "fingerprint": inputs.fingerprint},
+        "model": {"model_type": model_type, "fingerprint": inputs.fingerprint},
         "budget": [
             {"layer": b.layer.name, "num_experts": b.layer.num_experts, "kept": None if spread else b.kept}
             for b in budgets
         ],
-        "serving": shipping,
+        "serving": serving,
         "data": data,
         "estimate": estimate,
     }
@@ -75,20 +96,27 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
     return summary
 
 
-def _shipping(inputs: Inputs, kept: Sequence[int]) -> list[str]:
-    """What serving engines would do with these counts; layers of multi-token prediction are the writer's to judge."""
+def _engine_notes(inputs: "Inputs", kept: Sequence[int]) -> list[str]:
+    """What serving engines do with these counts; the writer judges layers of multi-token prediction."""
+    from moeprune.models.engine_limits import MTP_KEYS, notes
+
     config = {**inputs.checkpoint.config, **dict.fromkeys(MTP_KEYS, 0)}
-    found = [str(note) for note in notes(config, kept, top_k=max(layer.top_k for layer in inputs.layers))]
-    for text in found:
+    texts = [str(note) for note in notes(config, kept, top_k=max(layer.top_k for layer in inputs.layers))]
+    for text in texts:
         warn(text)
-    return found
+    return texts
 
 
 def _check_grid(path: Path, overrides: Sequence[str], memory: int | None) -> dict[str, Any]:
     """The names of a grid's runs, each with a model and a budget that work; what of each model fits."""
+    from moeprune.artifacts.run import STAGES
+    from moeprune.config.grid_file import load_grid
+    from moeprune.run.opened import shared_inputs
+    from moeprune.run.pipeline import require
+
     runs = load_grid(path, overrides)
     loaded: dict[str, Inputs] = {}
-    models: dict[ModelOptions, Inputs] = {}
+    models: dict[ModelOptions, Inputs] = {}  # one of each model
     for config in runs.values():
         inputs = shared_inputs(config, loaded)
         models.setdefault(config.model, inputs)
@@ -96,50 +124,45 @@ def _check_grid(path: Path, overrides: Sequence[str], memory: int | None) -> dic
         require(inputs, STAGES)
     for name in runs:
         say(f"run: {name}")
-    summary: dict[str, Any] = {"runs": list(runs)}
-    if memory is not None:
-        summary["fits"] = {
-            "@".join(filter(None, (options.path, options.revision))): fitting(inputs, memory)
-            for options, inputs in models.items()
-        }
-    return summary
+    if memory is None:
+        return {"runs": list(runs)}
+    names = {"@".join(filter(None, (options.path, options.revision))): options for options in models}
+    return {"runs": list(runs), "fits": {name: fitting(models[options], memory) for name, options in names.items()}}
 
 
-def _describe_data(inputs: Inputs, part: str) -> dict[str, Any]:
+def _describe_data(inputs: "Inputs", part: str) -> dict[str, Any]:
     from rich.console import Console
 
     tokens = inputs.calibration if part == "calibration" else inputs.evaluation
     for warning in tokens.warnings:
         warn(warning)
     console = Console(stderr=True)
-    table = describe(tokens)
-    table.title = f"{part} data"
-    console.print(table)
+    console.print(describe(tokens, title=f"{part} data"))
     if part == "calibration":
         for domain in tokens.manifest:
             say(f"{domain}: what counts of one trajectory")
             console.print(example(tokens, inputs.tokenizer, domain))
-    return {name: dict(told) for name, told in tokens.manifest.items()}
+    return {name: dict(manifest) for name, manifest in tokens.manifest.items()}
 
 
-def estimate_pass(inputs: Inputs) -> dict[str, Any]:
+def estimate_pass(inputs: "Inputs") -> dict[str, Any]:
     """Bytes of weights and statistics, and the seconds a recording would take at this machine's matrix speed.
 
     streamed_bytes: memory of a pass that reads the weights (read_bytes, once) layer by layer.
     """
+    from moeprune.models.loading import number_bytes
+
     checkpoint = inputs.checkpoint
-    elements = {"expert": 0, "other": 0}
-    for tensor in checkpoint.tensors:
-        elements["expert" if tensor.role in ("expert", "fused") else "other"] += tensor.entry.elements
+    experts, others = _elements(checkpoint)
     width = number_bytes(inputs.config.model.dtype, inputs.device_type)
     layers = checkpoint.layers
     used = sum(layer.top_k / layer.num_experts for layer in layers) / len(layers)
     tokens = inputs.calibration.tokens
-    operations = 2 * tokens * (elements["expert"] * used + elements["other"])
+    operations = 2 * tokens * (experts * used + others)
     domains = len(inputs.config.calibration.domains)
     cells = sum(3 * layer.num_experts**2 + 6 * layer.num_experts for layer in layers)
     return {
-        "weight_bytes": width * sum(elements.values()),
+        "weight_bytes": width * (experts + others),
         "streamed_bytes": streamed_bytes(checkpoint, width),
         "read_bytes": sum(tensor.entry.size for tensor in checkpoint.tensors),
         "statistics_bytes": 2 * 8 * domains * cells,
@@ -148,7 +171,13 @@ def estimate_pass(inputs: Inputs) -> dict[str, Any]:
     }
 
 
-def streamed_bytes(checkpoint: Inventory, width: int) -> int:
+def _elements(checkpoint: "Inventory") -> tuple[int, int]:
+    """Numbers in expert weights, and in all others."""
+    experts = sum(tensor.entry.elements for tensor in checkpoint.tensors if tensor.role in EXPERT_ROLES)
+    return experts, sum(tensor.entry.elements for tensor in checkpoint.tensors) - experts
+
+
+def streamed_bytes(checkpoint: "Inventory", width: int) -> int:
     """Memory of a layer-major pass: the largest layer, half of it for what computes and an eighth for what waits."""
     from moeprune.models.layers import decoder_layers
     from moeprune.models.streaming import model as streaming
@@ -177,38 +206,23 @@ def _operations_per_second(device: str) -> float:
 
 def parse_bytes(text: str) -> int:
     """Bytes in a size such as 80GB, 24GiB or 512MB. Raises InputError for anything else."""
-    units = {
-        "KB": 10**3,
-        "MB": 10**6,
-        "GB": 10**9,
-        "TB": 10**12,
-        "KiB": 2**10,
-        "MiB": 2**20,
-        "GiB": 2**30,
-        "TiB": 2**40,
-    }
-    number = text.rstrip("KMGTiB")
-    unit = text[len(number) :]
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
     try:
-        value = float(number)
-    except ValueError:
-        value = 0.0
-    if unit not in units or not value > 0:
+        size = int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        size = 0
+    if not text.endswith(UNITS) or size <= 0:
         raise InputError(f"--memory {text}: expected a size such as 80GB or 24GiB")
-    return int(value * units[unit])
+    return size
 
 
-RATIOS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
-BITS = {"bf16": 16.0, "fp8": 8.0, "int4": 4.5}  # int4: groups of 32..128 carry a 16-bit scale
-
-
-def fitting(inputs: Inputs, memory: int) -> list[dict[str, Any]]:
+def fitting(inputs: "Inputs", memory: int) -> list[dict[str, Any]]:
     """Every ratio and format of the result with its bytes, whether it fits, and the KV-cache tokens that are left.
 
     Experts in the format, everything else in bf16; engines need room for activations too, which is not counted.
     """
-    experts = sum(t.entry.elements for t in inputs.checkpoint.tensors if t.role in ("expert", "fused"))
-    others = sum(t.entry.elements for t in inputs.checkpoint.tensors if t.role not in ("expert", "fused"))
+    experts, others = _elements(inputs.checkpoint)
     per_token = kv_bytes_per_token(inputs.checkpoint.config)
     rows = []
     for ratio in RATIOS:
@@ -221,7 +235,7 @@ def fitting(inputs: Inputs, memory: int) -> list[dict[str, Any]]:
     return rows
 
 
-def kv_bytes_per_token(config: dict[str, Any] | Any) -> int:
+def kv_bytes_per_token(config: Mapping[str, Any]) -> int:
     """Bytes of KV cache a token takes in bf16: full or latent attention; recurrent layers take none per token."""
     text = config.get("text_config", config)
     kinds = text.get("layer_types") or ["full_attention"] * text["num_hidden_layers"]
@@ -233,70 +247,56 @@ def kv_bytes_per_token(config: dict[str, Any] | Any) -> int:
     return 2 * 2 * layers * heads * size
 
 
-if TYPE_CHECKING:
-    from rich.table import Table
-    from rich.text import Text
-
-COUNTED, OTHER, SIGN = "bold cyan", "dim", "magenta"
-
-
-def describe(token_set: TokenSet) -> "Table":
+def describe(token_set: "TokenSet", *, title: str | None = None) -> "Table":
     """One row a domain: records used and skipped, tokens, what counts, tokens by role, longest bucket of lengths."""
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(title="Calibration data")
-    for name in ("domain", "records", "skipped", "tokens", "counted", "pieces"):
-        table.add_column(name, justify="left" if name == "domain" else "right")
-    table.add_column("tokens by role")
-    table.add_column("trajectory lengths")
-    for name, told in token_set.manifest.items():
-        skipped = ", ".join(f"{count} {reason}" for reason, count in told["records_skipped"].items())
+    numbers = [Column(name, justify="right") for name in ("records", "skipped", "tokens", "counted", "pieces")]
+    table = Table("domain", *numbers, "tokens by role", "trajectory lengths", title=title)
+    for name, counts in token_set.manifest.items():
+        skipped = ", ".join(f"{count} {reason}" for reason, count in counts["records_skipped"].items())
+        roles = sorted(counts["tokens_by_role"].items(), key=lambda item: (-item[1], item[0]))
         table.add_row(
             name,
-            f"{told['records_used']:,} of {told['records_read']:,}",
+            f"{counts['records_used']:,} of {counts['records_read']:,}",
             skipped or "0",
-            f"{told['tokens']:,}",
-            f"{told['counted']:,} ({told['count']})",
-            f"{told['pieces']:,}",
-            ", ".join(f"{role} {share:.0%}" for role, share in _shares(told["tokens_by_role"])),
-            ", ".join(f"{bucket}: {count}" for bucket, count in told["length_histogram"].items()),
+            f"{counts['tokens']:,}",
+            f"{counts['counted']:,} ({counts['count']})",
+            f"{counts['pieces']:,}",
+            ", ".join(f"{role} {tokens / (counts['tokens'] or 1):.0%}" for role, tokens in roles),
+            ", ".join(f"{bucket}: {count}" for bucket, count in counts["length_histogram"].items()),
         )
     return table
 
 
-def _shares(tokens: dict[str, int]) -> list[tuple[str, float]]:
-    total = sum(tokens.values()) or 1
-    return [(role, count / total) for role, count in sorted(tokens.items(), key=lambda item: (-item[1], item[0]))]
-
-
-def example(token_set: TokenSet, tokenizer: Any, domain: str, *, tokens: int = 200) -> "Text":
+def example(token_set: "TokenSet", tokenizer: Any, domain: str, *, tokens: int = 200) -> "Text":
     """The beginning of a trajectory of `domain`: what counts in colour and between ⟦ ⟧, the rest dim.
 
-    The signs are there for terminals without colour; where everything counts there are none.
+    The signs serve terminals without colour; a text that counts as a whole has none.
     """
     from rich.text import Text
 
-    sequence = _telling(token_set, domain, tokens)
+    sequence = _mixed_sequence(token_set, domain, tokens)
     ids, counted = sequence.ids[:tokens], sequence.counted[:tokens]
-    some = not counted.all()
+    with_signs = not counted.all()
     text = Text()
-    start = 0
+    first = 0  # of a stretch of tokens that all count, or all do not
     for position in range(1, len(ids) + 1):
-        if position < len(ids) and counted[position] == counted[start]:
+        if position < len(ids) and counted[position] == counted[first]:
             continue
-        run = tokenizer.decode(ids[start:position].tolist(), clean_up_tokenization_spaces=False)
-        if counted[start] and some:
-            text.append("⟦", SIGN).append(run, COUNTED).append("⟧", SIGN)
+        stretch = tokenizer.decode(ids[first:position].tolist(), clean_up_tokenization_spaces=False)
+        if counted[first] and with_signs:
+            text.append("⟦", SIGN).append(stretch, COUNTED).append("⟧", SIGN)
         else:
-            text.append(run, COUNTED if counted[start] else OTHER)
-        start = position
+            text.append(stretch, COUNTED if counted[first] else OTHER)
+        first = position
     if len(sequence.ids) > tokens:
         text.append(" …", SIGN)
     return text
 
 
-def _telling(token_set: TokenSet, domain: str, tokens: int) -> TokenSequence:
-    """The first sequence that shows both what counts and what does not within `tokens`, or else the first one."""
-    own: Sequence[TokenSequence] = [sequence for sequence in token_set.sequences if sequence.domain == domain]
+def _mixed_sequence(token_set: "TokenSet", domain: str, tokens: int) -> "TokenSequence":
+    """The first sequence with both tokens that count and others among its first `tokens`; else the first of all."""
+    own = [sequence for sequence in token_set.sequences if sequence.domain == domain]
     assert own, f"no sequence of {domain}"
     return next((s for s in own if s.counted[:tokens].any() and not s.counted[:tokens].all()), own[0])

@@ -1,49 +1,31 @@
 """`moeprune compress`: dense weights alone, from a checkpoint to a checkpoint."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, model_validator
+import typer
 
 from moeprune.artifacts.errors import InputError
-from moeprune.checkpoint.atomic_directory import Placement
-from moeprune.checkpoint.options import Layout
-from moeprune.config.load import read_yaml, validate
-from moeprune.config.schema import CalibrationOptions, RuntimeOptions, Section
+from moeprune.commands.arguments import Checkpoint, Json, ModelPath, Overwrite, finish, start
 from moeprune.console import say, warn
-from moeprune.data.options import Domain
-from moeprune.data.trajectories import TokenSet, load_tokens
-from moeprune.dense.compress import compress_checkpoint, need_data
-from moeprune.dense.options import DenseOptions
-from moeprune.models.loading import (
-    load_tokenizer,
-    local_directory,
-)
-from moeprune.models.options import ModelOptions
-from moeprune.run.directory import commit
 
-REFERENCE = Domain(name="agent", path="reference:agent", tokens=65536)
+if TYPE_CHECKING:
+    from moeprune.config.schema import CompressConfig
+    from moeprune.data.trajectories import TokenSet
+
+REFERENCE = {"name": "agent", "path": "reference:agent", "tokens": 65536}
 
 
-class WrittenOptions(Section):
-    """`checkpoint:` of a compress config."""
-
-    layout: Layout = "auto"
-
-
-class CompressConfig(Section):
-    """CONFIG of `moeprune compress`."""
-
-    dense: tuple[DenseOptions, ...] = Field(min_length=1)
-    calibration: CalibrationOptions | None = None
-    checkpoint: WrittenOptions = WrittenOptions()
-    runtime: RuntimeOptions = RuntimeOptions()
-
-    @model_validator(mode="after")
-    def _weights_are_here(self) -> "CompressConfig":
-        if self.runtime.device_map is not None:
-            raise ValueError("runtime.device_map is for pruning; what does not fit is read by runtime.streaming: on")
-        return self
+def compress(
+    model: ModelPath,
+    config: Annotated[Path, typer.Argument(help="YAML with `dense:` and, if a method needs data, `calibration:`.")],
+    output: Checkpoint,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """A checkpoint with sparse or quantised weights, of a MoE or of a dense model."""
+    start(as_json)
+    finish(compress_file(model, config, output, overwrite=overwrite), output, as_json=as_json)
 
 
 def compress_file(model: str, config: Path, output: Path, *, overwrite: bool) -> dict[str, Any]:
@@ -51,6 +33,14 @@ def compress_file(model: str, config: Path, output: Path, *, overwrite: bool) ->
 
     Raises InputError before weights are loaded for a config, data or target that does not do.
     """
+    from moeprune.artifacts.run import commit
+    from moeprune.checkpoint.atomic_directory import Placement
+    from moeprune.config.load import read_yaml, validate
+    from moeprune.config.schema import CompressConfig
+    from moeprune.dense.compress import compress_checkpoint
+    from moeprune.models.loading import local_directory
+    from moeprune.models.options import ModelOptions
+
     value, lines = read_yaml(config)
     options = validate(CompressConfig, value, place=str(config), lines=lines)
     chosen = ModelOptions(path=model)
@@ -80,21 +70,27 @@ def compress_file(model: str, config: Path, output: Path, *, overwrite: bool) ->
     return {"checkpoint": output, **report.as_json(), "warnings": warnings}
 
 
-def _tokens(options: CompressConfig, model: str, source: Path, config: Path) -> TokenSet | None:
+def _tokens(options: "CompressConfig", model: str, source: Path, config: Path) -> "TokenSet | None":
     """Calibration tokens; None where no method looks at data, whatever the config names."""
-    hungry = need_data(options.dense)
+    from moeprune.config.schema import CalibrationOptions
+    from moeprune.data.options import Domain
+    from moeprune.data.trajectories import load_tokens
+    from moeprune.dense.compress import need_data
+    from moeprune.models.loading import load_tokenizer
+
+    methods = need_data(options.dense)
     given = options.calibration
-    if not hungry:
+    if not methods:
         if given is not None:
             warn("calibration is not read: no method of dense looks at data")
         return None
     if given is None or "domains" not in given.model_fields_set:
         if model != "reference":
             raise InputError(
-                f"{config}: {', '.join(dict.fromkeys(hungry))} needs calibration data and the config names none; add "
+                f"{config}: {', '.join(dict.fromkeys(methods))} needs calibration data and the config names none; add "
                 "calibration.domains, such as [{name: agent, path: traces.jsonl, tokens: 65536}]"
             )
-        given = (given or CalibrationOptions()).model_copy(update={"domains": (REFERENCE,)})
+        given = (given or CalibrationOptions()).model_copy(update={"domains": (Domain.model_validate(REFERENCE),)})
     tokens = load_tokens(given.domains, load_tokenizer(source), given, part="all")
     say(f"calibration: {tokens.tokens:,} tokens of {', '.join(tokens.manifest)}")
     return tokens

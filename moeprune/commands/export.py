@@ -3,16 +3,15 @@
 import importlib.util
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import existing_parent, read_json
-from moeprune.commands.arguments import require_writable
+from moeprune.commands.arguments import Json, finish, inputs_of, require_writable, start
 from moeprune.commands.verify import verify_checkpoint
-from moeprune.config.load import validate
-from moeprune.config.schema import RunConfig
 from moeprune.console import say, warn
-from moeprune.run.opened import Inputs
 from moeprune.serving.engines import EngineError, require_python
 from moeprune.serving.gguf import (
     OUTPUT_TYPES,
@@ -24,9 +23,42 @@ from moeprune.serving.gguf import (
     require_converter,
     require_quantiser,
 )
-from moeprune.serving.llama_cpp import require_one_server
 
 SERVERS = ("build/bin/llama-server", "bin/llama-server", "llama-server")
+
+
+def export(
+    checkpoint: Annotated[str, typer.Argument(help="The directory of a pruned checkpoint.")],
+    llama_cpp: Annotated[Path, typer.Option("--llama-cpp", help="A checkout of llama.cpp, with its converter.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write (.gguf).")],
+    format: Annotated[str, typer.Option("--format", help="gguf.")] = "gguf",
+    outtype: Annotated[str, typer.Option(help="auto, f32, f16, bf16 or q8_0; of the converter.")] = "auto",
+    quantize: Annotated[str | None, typer.Option(help="What llama-quantize makes of it, e.g. Q4_K_M.")] = None,
+    pre_tokenizer: Annotated[str | None, typer.Option(help="For a vocabulary the converter does not know.")] = None,
+    converter_python: Annotated[Path | None, typer.Option(help="The converter's Python, if not this one.")] = None,
+    python: Annotated[Path | None, typer.Option(help="A Python with xllamacpp, to compare tokens.")] = None,
+    binary: Annotated[Path | None, typer.Option(help="A llama-server, to compare tokens.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
+    as_json: Json = False,
+) -> None:
+    """A GGUF file by your own llama.cpp, its routing checked against config.json and its tokens in llama.cpp."""
+    start(as_json)
+    summary = export_file(
+        checkpoint,
+        output,
+        format=format,
+        llama_cpp=llama_cpp,
+        output_type=outtype,
+        quantize=quantize,
+        pre_tokenizer=pre_tokenizer,
+        converter_python=converter_python,
+        python=python,
+        binary=binary,
+        overwrite=overwrite,
+    )
+    finish(summary, output, as_json=as_json)
+    if summary["proof"] is not None and not summary["proof"]["passed"]:
+        raise typer.Exit(1)
 
 
 def export_file(
@@ -43,7 +75,9 @@ def export_file(
     binary: Path | None,
     overwrite: bool,
 ) -> dict[str, Any]:
-    """What was written and how it compares; the file is in place only when its routing says what config.json says."""
+    """What was written and how it compares; the file is put in place only when its routing agrees with config.json."""
+    from moeprune.serving.llama_cpp import require_one_server
+
     if format != "gguf":
         raise InputError(f"--format {format}: gguf is the one there is; vLLM and SGLang serve the checkpoint itself")
     if output_type not in OUTPUT_TYPES:
@@ -58,30 +92,30 @@ def export_file(
     require_one_server(python, binary)
     if python is not None:
         require_python("llama.cpp", python)
-    inputs = Inputs(validate(RunConfig, {"model": {"path": checkpoint}}, place="export"))
+    inputs = inputs_of(checkpoint, verb="export")
     layer = inputs.layers[0]
     config = read_json(inputs.directory / "config.json")
     # Not in output.parent: a failure leaves no new folder.
     with tempfile.TemporaryDirectory(dir=existing_parent(output), prefix=f".{output.stem}.") as folder:
-        made = Path(folder) / "plain.gguf"
+        file = Path(folder) / "plain.gguf"
         say(f"export: {llama_cpp / 'convert_hf_to_gguf.py'} writes {output_type}")
         convert(
             inputs.directory,
-            made,
+            file,
             llama_cpp=llama_cpp,
             output_type=output_type,
             pre_tokenizer=pre_tokenizer,
             python=converter_python,
         )
-        notes = _checked(read_gguf(made), config, layer.num_experts, layer.top_k)
+        notes = _checked(read_gguf(file), config, layer.num_experts, layer.top_k)
         if quantize and quantiser is not None:
             say(f"export: {quantiser} makes {quantize}")
             smaller = Path(folder) / "quantised.gguf"
-            quantise(made, smaller, quantiser=quantiser, kind=quantize)
+            quantise(file, smaller, quantiser=quantiser, kind=quantize)
             notes = _checked(read_gguf(smaller), config, layer.num_experts, layer.top_k)
-            made = smaller
+            file = smaller
         output.parent.mkdir(parents=True, exist_ok=True)
-        made.replace(output)
+        file.replace(output)
     header = read_gguf(output)
     say(f"export: {output.stat().st_size / 1e6:,.1f} MB, {header.architecture}, {header.about_experts()}")
     for note in notes:

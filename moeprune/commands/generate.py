@@ -4,33 +4,40 @@ import hashlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+import typer
 
 from moeprune.artifacts.errors import InputError
-from moeprune.commands.arguments import Values, require_writable
-from moeprune.config.load import validate
+from moeprune.commands.arguments import Json, ModelPath, Values, finish, require_writable, start
 from moeprune.console import progress, say, warn
-from moeprune.data.options import Domain
-from moeprune.data.traces import Prompt, TraceOptions, TraceReport, load_prompts, write_traces
-from moeprune.models.loading import (
-    load_model,
-    local_directory,
-)
-from moeprune.models.options import ModelOptions
+
+if TYPE_CHECKING:
+    from moeprune.config.schema import GenerateOptions
+    from moeprune.data.traces import Prompt, TraceReport
 
 
-class GenerateOptions(BaseModel):
-    """What decides the words beside the model and the prompts."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    tools: Literal["reference", "none"] = "none"  # reference: calculator and lookup are offered and executed
-    temperature: float = Field(default=0.7, ge=0, allow_inf_nan=False)  # 0: the most likely token
-    seed: int = Field(default=0, ge=0, lt=2**63)
-    max_new_tokens: int = Field(default=256, ge=1)  # of one turn
-    turns: int = Field(default=5, ge=1)  # of the model, for one question
+def generate(
+    model: ModelPath,
+    prompts: Annotated[str, typer.Argument(help="A file or folder of prompts, or reference:agent.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The traces to write (.jsonl).")],
+    tools: Annotated[str, typer.Option(help="reference (calculator and lookup, executed) or none.")] = "none",
+    temperature: Annotated[float, typer.Option(help="0: the most likely token.")] = 0.7,
+    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    max_new_tokens: Annotated[int, typer.Option(help="Of one turn.")] = 256,
+    turns: Annotated[int, typer.Option(help="Of the model, for one question.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Trajectories of the model's own making, to calibrate on; a stopped call goes on where it was."""
+    start(as_json)
+    options = {
+        "tools": tools,
+        "temperature": temperature,
+        "seed": seed,
+        "max_new_tokens": max_new_tokens,
+        "turns": turns,
+    }
+    finish(generate_file(model, prompts, output, options=options), output, as_json=as_json)
 
 
 def generate_file(model: str, prompts: str, output: Path, *, options: Values) -> dict[str, Any]:
@@ -41,17 +48,24 @@ def generate_file(model: str, prompts: str, output: Path, *, options: Values) ->
     require_writable(output, ".jsonl")
     if output.exists():
         raise InputError(f"-o {output}: is there already; give another name or remove it")
+    from moeprune.config.load import validate
+    from moeprune.config.schema import GenerateOptions
+    from moeprune.data.options import Domain
+    from moeprune.data.traces import load_prompts
+    from moeprune.models.loading import local_directory
+    from moeprune.models.options import ModelOptions
+
     chosen = validate(GenerateOptions, dict(options), place="generate")
     directory = local_directory(ModelOptions(path=model))
-    asked, warnings = load_prompts(Domain(name="prompts", path=prompts))
-    say(f"generate: {len(asked):,} prompts of {prompts}")
+    questions, warnings = load_prompts(Domain(name="prompts", path=prompts))
+    say(f"generate: {len(questions):,} prompts of {prompts}")
     settings = {
         "model": model,
         "files": sorted((file.name, file.stat().st_size) for file in directory.iterdir() if file.is_file()),
-        "prompts": _digest(asked),
+        "prompts": _digest(questions),
         **chosen.model_dump(mode="json", exclude={"tools", "turns"}),
     }
-    report = _answer(model, asked, output, chosen, settings)
+    report = _answer(model, questions, output, chosen, settings)
     if report.resumed:
         say(f"generate: {report.resumed:,} traces were there from a call that was stopped")
     say(f"generate: {report.traces:,} traces, {', '.join(f'{n:,} ended by {end}' for end, n in report.ends.items())}")
@@ -69,33 +83,36 @@ def generate_file(model: str, prompts: str, output: Path, *, options: Values) ->
 
 
 def _answer(
-    model: str, asked: Sequence[Prompt], output: Path, chosen: GenerateOptions, settings: Values
-) -> TraceReport:
-    from moeprune.evaluation.decoding import end_tokens, generate
+    model: str, prompts: Sequence["Prompt"], output: Path, options: "GenerateOptions", settings: Values
+) -> "TraceReport":
+    from moeprune.data.traces import TraceOptions, write_traces
+    from moeprune.evaluation import decoding
+    from moeprune.models.loading import load_model
+    from moeprune.models.options import ModelOptions
 
     loaded = load_model(ModelOptions(path=model))
-    end_ids = end_tokens(loaded.model, loaded.tokenizer)
+    end_ids = decoding.end_tokens(loaded.model, loaded.tokenizer)
     reply = partial(
-        generate,
+        decoding.generate,
         loaded.model,
-        max_new_tokens=chosen.max_new_tokens,
+        max_new_tokens=options.max_new_tokens,
         end_ids=end_ids,
-        temperature=chosen.temperature,
-        seed=chosen.seed,
+        temperature=options.temperature,
+        seed=options.seed,
     )
     with progress("answering", unit="prompts") as advance:
         return write_traces(
             reply,
             loaded.tokenizer,
-            asked,
+            prompts,
             output,
             end_ids=end_ids,
             settings=settings,
-            options=TraceOptions(tools=chosen.tools, turns=chosen.turns),
+            options=TraceOptions(tools=options.tools, turns=options.turns),
             on_progress=advance,
         )
 
 
-def _digest(prompts: Sequence[Prompt]) -> str:
-    """16 hex digits of everything that is asked."""
+def _digest(prompts: Sequence["Prompt"]) -> str:
+    """16 hex digits of all prompts."""
     return hashlib.sha256("\n".join(map(repr, prompts)).encode()).hexdigest()[:16]

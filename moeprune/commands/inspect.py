@@ -1,19 +1,35 @@
-"""What a path holds, in lines for people and as plain data: statistics, plan, metrics, run, checkpoint, model."""
+"""`moeprune inspect` and `moeprune families`: what a path holds, and the table of families."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moeprune.artifacts import plan as plans
-from moeprune.artifacts import statistics as recordings
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import load_metrics, read_json
-from moeprune.artifacts.plan import PrunePlan
-from moeprune.artifacts.statistics import RoutingStatistics
+from moeprune.commands.arguments import Json, finish, start
 from moeprune.reference import named
 
-Description = tuple[list[str], dict[str, Any]]
+Description = tuple[list[str], dict[str, Any]]  # lines for people, and the same as plain data
+
+
+def inspect(path: Path, as_json: Json = False) -> None:
+    """What is in a statistics file, a plan, a metrics file, a run, a checkpoint or a model."""
+    start(as_json)
+    _show(inspect_path(path), as_json=as_json)
+
+
+def families(as_json: Json = False) -> None:
+    """The model families, with what is verified in the installed transformers release."""
+    _show(families_table(), as_json=as_json)
+
+
+def _show(description: Description, *, as_json: bool) -> None:
+    lines, summary = description
+    if as_json:
+        finish(summary, None, as_json=True)
+    else:
+        print("\n".join(lines))
 
 
 def inspect_path(path: Path) -> Description:
@@ -25,27 +41,31 @@ def inspect_path(path: Path) -> Description:
         return _directory(path)
     if path.suffix == ".safetensors":
         return _statistics(path)
+    from moeprune.artifacts.plan import FORMAT
+
     value = read_json(path)
-    if isinstance(value, Mapping) and value.get("format") == plans.FORMAT:
+    if isinstance(value, Mapping) and value.get("format") == FORMAT:
         return _plan(path)
     metrics = load_metrics(path)
     return [f"{name:48s} {value:.6g}" for name, value in metrics.items()], {"kind": "metrics", "metrics": metrics}
 
 
 def _statistics(path: Path) -> Description:
+    from moeprune.artifacts.statistics import FORMAT, RoutingStatistics
+
     statistics = RoutingStatistics.load(path)
     model = statistics.manifest["model"]
     lines = [
-        f"routing statistics ({recordings.FORMAT}), key {statistics.key}",
+        f"routing statistics ({FORMAT}), key {statistics.key}",
         f"model: {model.get('path', '-')} ({model['model_type']}), fingerprint {statistics.fingerprint}",
     ]
     domains: dict[str, Any] = {}
     for domain, layers in statistics.domains.items():
         first = next(iter(layers.values()))
-        dead = {name: [int(e) for e in (sums.count == 0).nonzero()[0]] for name, sums in layers.items()}
-        never = sum(map(len, dead.values()))
+        unrouted = {name: [int(e) for e in (sums.count == 0).nonzero()[0]] for name, sums in layers.items()}
+        never = sum(map(len, unrouted.values()))
         lines.append(f"domain {domain}: {int(first.tokens):,} counted tokens, {never} experts never routed")
-        domains[domain] = {"tokens": int(first.tokens), "never_routed": {n: ids for n, ids in dead.items() if ids}}
+        domains[domain] = {"tokens": int(first.tokens), "never_routed": {n: ids for n, ids in unrouted.items() if ids}}
     for layer in statistics.layers:
         groups = f", {layer.num_groups} groups" if layer.num_groups > 1 else ""
         lines.append(f"{layer.name}: {layer.num_experts} experts, top-{layer.top_k}{groups}; {layer.routing}")
@@ -53,9 +73,11 @@ def _statistics(path: Path) -> Description:
 
 
 def _plan(path: Path) -> Description:
+    from moeprune.artifacts.plan import FORMAT, PrunePlan
+
     plan = PrunePlan.load(path)
     lines = [
-        f"prune plan ({plans.FORMAT}) for {plan.model_type}, fingerprint {plan.model_fingerprint}",
+        f"prune plan ({FORMAT}) for {plan.model_type}, fingerprint {plan.model_fingerprint}",
         f"criterion {json.dumps(plan.criterion)}, budget {json.dumps(plan.budget)}, statistics {plan.statistics_key}",
     ]
     for layer in plan.layers:
@@ -67,12 +89,14 @@ def _plan(path: Path) -> Description:
 
 
 def _directory(path: Path) -> Description:
+    from moeprune.artifacts.run import RunFile
+
     if (path / "run.json").is_file():
-        run = read_json(path / "run.json")
-        lines = [f"run {run['name']}, created {run['created']}, commit {run['commit'] or '-'}"]
-        lines += [f"{stage}: done in {e['seconds']} s, key {e['key']}" for stage, e in run["stages"].items()]
-        lines += [f"{stage}: outdated, made from earlier inputs" for stage in run.get("outdated", {})]
-        return [*lines, *(f"warning: {w}" for w in run["warnings"])], {"kind": "run", **run}
+        run = RunFile.load(path)
+        lines = [f"run {run.name}, created {run.created}, commit {run.commit or '-'}"]
+        lines += [f"{stage}: done in {e['seconds']} s, key {e['key']}" for stage, e in run.stages.items()]
+        lines += [f"{stage}: outdated, made from earlier inputs" for stage in run.outdated]
+        return [*lines, *(f"warning: {w}" for w in run.warnings)], {"kind": "run", **run.model_dump(exclude_unset=True)}
     if (path / "grid.json").is_file():
         raise InputError(f"{path}: a grid; `moeprune report {path}` compares its runs, or inspect one of them")
     if not (path / "config.json").is_file():
@@ -96,22 +120,22 @@ def _directory(path: Path) -> Description:
     lines += [f"{la.name}: {la.num_experts} experts, top-{la.top_k}; {la.routing}" for la in checkpoint.layers]
     if (path / "moeprune.json").is_file():
         data["moeprune"] = read_json(path / "moeprune.json")
-        lines += _made(data["moeprune"])
+        lines += _record(data["moeprune"])
     return lines, data
 
 
-def _made(record: Mapping[str, Any]) -> list[str]:
+def _record(record: Mapping[str, Any]) -> list[str]:
     """What moeprune did to a checkpoint, by its moeprune.json."""
     base = record.get("base_model", {}).get("name") or "-"
     lines = []
     if record.get("plan"):
         layers = record["plan"]["layers"]
         experts = sum(layer["num_experts"] for layer in layers)
-        gone = experts - sum(len(layer["kept"]) for layer in layers)
-        lines.append(f"{gone:,} of {experts:,} experts pruned from {base}; the plan and config are in moeprune.json")
-    for done in record.get("dense", []):
-        methods = ", ".join(str(method["name"]) for method in done["methods"])
-        changed = [row for row in done["coverage"] if not str(row["methods"]).startswith("unchanged")]
+        pruned = experts - sum(len(layer["kept"]) for layer in layers)
+        lines.append(f"{pruned:,} of {experts:,} experts pruned from {base}; the plan and config are in moeprune.json")
+    for entry in record.get("dense", []):
+        methods = ", ".join(str(method["name"]) for method in entry["methods"])
+        changed = [row for row in entry["coverage"] if not str(row["methods"]).startswith("unchanged")]
         weights, parameters = (sum(row[name] for row in changed) for name in ("weights", "parameters"))
         lines.append(
             f"weights compressed by {methods}: {weights:,} weights with {parameters:,} parameters; the coverage table "

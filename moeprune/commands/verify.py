@@ -1,31 +1,63 @@
-"""`moeprune verify` and `moeprune export`: a checkpoint in a real engine beside the pruned model in memory.
-
-The pruned model in memory on an engine's tokens: their log-probabilities and those of its own choices.
-"""
+"""`moeprune verify`: a checkpoint in a serving engine beside the pruned model in memory, on the engine's tokens."""
 
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
+
+import typer
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json
-from moeprune.artifacts.plan import PrunePlan
-from moeprune.checkpoint.record import keep_proof, require_record
-from moeprune.config.load import validate
-from moeprune.config.schema import RunConfig
+from moeprune.commands.arguments import Json, finish, inputs_of, start
 from moeprune.console import say, warn
-from moeprune.run.opened import Inputs
 from moeprune.serving.answers import Answer, Answers, Proof, Score, compare, tolerance_of
 from moeprune.serving.engines import ENGINES, ask_script, require_python
 from moeprune.serving.gguf import Gguf, differences, read_gguf
-from moeprune.serving.llama_cpp import ask_llama_cpp, require_one_server
 from moeprune.serving.questions import Questions, questions
+
+if TYPE_CHECKING:
+    from moeprune.artifacts.plan import PrunePlan
+    from moeprune.run.opened import Inputs
 
 Precision = Literal["float32", "bfloat16", "float16"]
 ITSELF, BASE = "the checkpoint in transformers", "the base model pruned in memory"
+
+
+def verify(
+    checkpoint: Annotated[str | None, typer.Argument(help="The directory of a pruned checkpoint.")] = None,
+    against: Annotated[str | None, typer.Option(help="The base model; it is pruned in memory by the plan.")] = None,
+    engine: Annotated[str, typer.Option(help="transformers, vllm or llama.cpp.")] = "transformers",
+    python: Annotated[Path | None, typer.Option(help="The Python of the engine's environment.")] = None,
+    binary: Annotated[Path | None, typer.Option(help="llama.cpp: a llama-server, in place of --python.")] = None,
+    gguf: Annotated[Path | None, typer.Option(help="llama.cpp: the file that was exported.")] = None,
+    dtype: Annotated[str, typer.Option(help="What the engine computes in: float32, bfloat16, float16.")] = "float32",
+    log: Annotated[Path | None, typer.Option(help="Keep the engine's own output in this file.")] = None,
+    install: Annotated[str | None, typer.Option(help="Make an environment instead: vllm or llama.cpp.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where --install makes it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Proof in a serving engine: its greedy tokens and log-probabilities beside the pruned model in memory."""
+    start(as_json)
+    if install is not None:
+        environment = install_engine(install, output, checkpoint)
+        finish({"python": environment}, environment, as_json=as_json)
+        return
+    summary = verify_checkpoint(
+        checkpoint,
+        against=against,
+        engine=engine,
+        python=python,
+        binary=binary,
+        gguf=gguf,
+        dtype=dtype,
+        log=log,
+    )
+    finish(summary, summary["checkpoint"], as_json=as_json)
+    if not summary["passed"]:
+        raise typer.Exit(1)
 
 
 def install_engine(engine: str, directory: Path | None, checkpoint: str | None) -> Path:
@@ -52,27 +84,29 @@ def verify_checkpoint(
 ) -> dict[str, Any]:
     """The proof as data; it is also in the checkpoint's record and card, where it has one.
 
-    Everything that can be wrong with the arguments is said before an engine starts.
+    Raises InputError for wrong arguments before an engine starts.
     """
     if checkpoint is None:
         raise InputError("verify: give the directory of a checkpoint, or --install ENGINE")
     header = _required(engine, python=python, binary=binary, gguf=gguf, dtype=dtype, against=against)
-    inputs = _inputs(checkpoint)
+    from moeprune.checkpoint.record import keep_proof, require_record
+
+    inputs = inputs_of(checkpoint, verb="verify")
     record = require_record(inputs.directory)
     plan = _plan(record, inputs, against)
     if engine != "llama.cpp":
         python = require_python(cast(Any, engine), python)
     elif binary is None:
         python = require_python("llama.cpp", python)
-    asked = questions(inputs.tokenizer)
+    prompts = questions(inputs.tokenizer)
     if header is not None:
         dtype = header.dtype
     elif _is_quantised(inputs):
         dtype = f"{dtype}, quantised"
-    say(f"verify: asking {engine} for {len(asked.prompts)} prompts in {dtype}")
-    found = _ask(engine, inputs.directory, asked, python=python, binary=binary, header=header, dtype=dtype, log=log)
-    say(f"verify: {found.engine} {found.version} answered; scoring its tokens in memory")
-    proof = _judge(inputs, plan, asked, found, against=against, dtype=dtype, engine=engine)
+    say(f"verify: asking {engine} for {len(prompts.prompts)} prompts in {dtype}")
+    answers = _ask(engine, inputs.directory, prompts, python=python, binary=binary, header=header, dtype=dtype, log=log)
+    say(f"verify: {answers.engine} {answers.version} answered; scoring its tokens in memory")
+    proof = _judge(inputs, plan, prompts, answers, against=against, dtype=dtype, engine=engine)
     summary = {**proof.as_json(), "when": datetime.now(UTC).isoformat(timespec="seconds")}
     if header is not None:
         layer = inputs.layers[0]
@@ -80,7 +114,7 @@ def verify_checkpoint(
         problems, notes = differences(header, config, count=layer.num_experts, top_k=layer.top_k)
         summary |= {"gguf": header.path.name, "routing": header.about_experts(), "routing_notes": notes}
         summary |= {"problems": [*summary["problems"], *problems], "passed": proof.passed and not problems}
-    _tell(summary)
+    _show(summary)
     name = f"{engine} {header.path.name if header is not None else dtype}"
     if record is not None:
         # An engine that answers NaN has failed; the record says so in words, since JSON has no number for it.
@@ -90,11 +124,7 @@ def verify_checkpoint(
     return {"checkpoint": inputs.directory, "record": None if record is None else name, **summary}
 
 
-def _inputs(model: str) -> Inputs:
-    return Inputs(validate(RunConfig, {"model": {"path": model}}, place="verify"))
-
-
-def _plan(record: Mapping[str, Any] | None, inputs: Inputs, against: str | None) -> PrunePlan | None:
+def _plan(record: Mapping[str, Any] | None, inputs: "Inputs", against: str | None) -> "PrunePlan | None":
     """The plan to prune the base with, None when the checkpoint itself is the model in memory."""
     if against is None:
         return None
@@ -108,8 +138,10 @@ def _plan(record: Mapping[str, Any] | None, inputs: Inputs, against: str | None)
             f"--against {against}: dense methods changed the checkpoint's weights too, so the base pruned by its plan "
             "is another model; leave --against out to compare the engine with the checkpoint in transformers"
         )
+    from moeprune.artifacts.plan import PrunePlan
+
     plan = PrunePlan.parse(record["plan"], place=f"{inputs.directory}/moeprune.json")
-    plan.require_model(_inputs(against).fingerprint, f"--against {against}")
+    plan.require_model(inputs_of(against, verb="verify").fingerprint, f"--against {against}")
     return plan
 
 
@@ -133,6 +165,8 @@ def _required(
         return None
     if gguf is None:
         raise InputError("--engine llama.cpp: give --gguf FILE, as `moeprune export` writes it")
+    from moeprune.serving.llama_cpp import require_one_server
+
     require_one_server(python, binary)
     return read_gguf(gguf)
 
@@ -140,7 +174,7 @@ def _required(
 def _ask(
     engine: str,
     checkpoint: Path,
-    asked: Questions,
+    prompts: Questions,
     *,
     python: Path | None,
     binary: Path | None,
@@ -149,23 +183,25 @@ def _ask(
     log: Path | None,
 ) -> Answers:
     if header is not None:
-        return ask_llama_cpp(header.path, asked, python=python, binary=binary, log=log)
+        from moeprune.serving.llama_cpp import ask_llama_cpp
+
+        return ask_llama_cpp(header.path, prompts, python=python, binary=binary, log=log)
     assert python is not None
     name = cast(Literal["transformers", "vllm"], engine)
-    return ask_script(name, checkpoint, asked, python=python, dtype=dtype.partition(",")[0], log=log)
+    return ask_script(name, checkpoint, prompts, python=python, dtype=dtype.partition(",")[0], log=log)
 
 
-def _is_quantised(inputs: Inputs) -> bool:
+def _is_quantised(inputs: "Inputs") -> bool:
     """Whether engines compute with other numbers than transformers, which unpacks: many quantise activations too."""
     config = read_json(inputs.directory / "config.json")
     return any(config.get(key) for key in ("quantization_config", "compression_config"))
 
 
 def _judge(
-    inputs: Inputs,
-    plan: PrunePlan | None,
-    asked: Questions,
-    found: Answers,
+    inputs: "Inputs",
+    plan: "PrunePlan | None",
+    prompts: Questions,
+    answers: Answers,
     *,
     against: str | None,
     dtype: str,
@@ -174,12 +210,12 @@ def _judge(
     """The proof, against the base pruned by the plan or against the checkpoint as transformers loads it."""
     from moeprune.models.pruned import pruned
 
-    model = (inputs if against is None else _inputs(against)).loaded.model
+    model = (inputs if against is None else inputs_of(against, verb="verify")).loaded.model
     with nullcontext() if plan is None else pruned(model, plan):
-        scores = score(model, asked.prompts, found.answers)
+        scores = score(model, prompts.prompts, answers.answers)
     return compare(
-        asked,
-        found,
+        prompts,
+        answers,
         scores,
         dtype=dtype,
         tolerance=tolerance_of(engine, dtype),
@@ -187,7 +223,7 @@ def _judge(
     )
 
 
-def _tell(summary: Mapping[str, Any]) -> None:
+def _show(summary: Mapping[str, Any]) -> None:
     say(
         f"verify: {summary['tokens_equal']} of {summary['tokens']} greedy tokens equal, {summary['ties']} within the "
         f"tolerance; log-probabilities differ by {summary['difference_mean']:.2g} nats on average, "
@@ -204,8 +240,8 @@ def _tell(summary: Mapping[str, Any]) -> None:
 def score(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Answer]) -> list[Score]:
     """One score a prompt; `model` is a transformers causal language model in eval mode.
 
-    Position by position along prompt and answer in one forward each, without a cache and without padding: as plain as
-    it gets. What was generated last needs no forward of its own.
+    One forward for each prompt with its answer, without a cache and without padding. The last token of an answer is
+    scored by the forward of those before it.
     """
     import torch
 

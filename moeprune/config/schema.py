@@ -4,15 +4,13 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from moeprune.checkpoint.options import CheckpointOptions
+from moeprune.checkpoint.options import CheckpointOptions, Layout
 from moeprune.data.options import Domain, Intake
 from moeprune.dense.options import DenseOptions
 from moeprune.evaluation.options import EvaluationOptions
 from moeprune.models.options import DeviceMap, ModelOptions
-from moeprune.run.refine import RefineOptions
-from moeprune.run.tracking import TrackingOptions
 from moeprune.selection.criteria.table import AnyCriterion
-from moeprune.selection.options import SelectionOptions
+from moeprune.selection.options import RefineOptions, SelectionOptions
 
 
 class Section(BaseModel):
@@ -36,7 +34,7 @@ class CalibrationOptions(Intake):
 
 
 class Evaluation(EvaluationOptions):
-    """`evaluation:`: the ruler, and the criteria measured beside the run's own from the same recording."""
+    """`evaluation:`: what is measured, and the criteria measured beside the run's own from the same recording."""
 
     baselines: tuple[AnyCriterion, ...] = ()  # same budget, same solver options
 
@@ -61,6 +59,15 @@ class RuntimeOptions(Section):
         return self
 
 
+class TrackingOptions(Section):
+    """`tracking:`: the mirror of the records at Weights & Biases. It is in no key: it changes no result."""
+
+    wandb: Literal["online", "offline", "disabled"] = "offline"
+    project: str = "moeprune"
+    group: str | None = None  # a grid sets its own name
+    tags: tuple[str, ...] = ()
+
+
 class RunConfig(Section):
     """Everything one run does."""
 
@@ -83,11 +90,42 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _statistics_suffice(self) -> "RunConfig":
         recorded = {"default": (), "all": ("output_sum",), "samples": ("output_sum", "sample")}
-        there = recorded[self.calibration.statistics]
+        present = recorded[self.calibration.statistics]
         for criterion in self.criteria:
-            missing = [need for need in getattr(criterion, "needs", ()) if need not in there]
+            missing = [need for need in getattr(criterion, "needs", ()) if need not in present]
             if missing:
                 choice = "samples" if "sample" in missing else "all"
                 name = getattr(criterion, "name", "")
                 raise ValueError(f"criterion {name} needs {missing[0]}: set calibration.statistics: {choice}")
         return self
+
+
+class WrittenOptions(Section):
+    """`checkpoint:` of a compress config."""
+
+    layout: Layout = "auto"
+
+
+class CompressConfig(Section):
+    """CONFIG of `moeprune compress`."""
+
+    dense: tuple[DenseOptions, ...] = Field(min_length=1)
+    calibration: CalibrationOptions | None = None
+    checkpoint: WrittenOptions = WrittenOptions()
+    runtime: RuntimeOptions = RuntimeOptions()
+
+    @model_validator(mode="after")
+    def _weights_are_here(self) -> "CompressConfig":
+        if self.runtime.device_map is not None:
+            raise ValueError("runtime.device_map is for pruning; what does not fit is read by runtime.streaming: on")
+        return self
+
+
+class GenerateOptions(Section):
+    """Options of `moeprune generate` that decide the words, beside the model and the prompts."""
+
+    tools: Literal["reference", "none"] = "none"  # reference: calculator and lookup are offered and executed
+    temperature: float = Field(default=0.7, ge=0, allow_inf_nan=False)  # 0: the most likely token
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    max_new_tokens: int = Field(default=256, ge=1)  # of one turn
+    turns: int = Field(default=5, ge=1)  # of the model, for one question

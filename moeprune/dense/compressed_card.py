@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moeprune.artifacts.files import read_json
-from moeprune.checkpoint.card import RECORD_FORMAT, base_model, front_matter, split_front_matter, versions
+from moeprune.artifacts.run import versions
+from moeprune.checkpoint.card import PACKAGES, RECORD_FORMAT, base_model, front_matter, split_front_matter
 from moeprune.checkpoint.inventory import Inventory, checkpoint_fingerprint
 from moeprune.checkpoint.rewrite import CARD, RECORD
 from moeprune.dense.chain import name_of
@@ -49,7 +50,7 @@ def record(
         ],
         "config": provenance.get("config"),
         "commit": provenance.get("commit"),
-        "versions": versions(),
+        "versions": versions(PACKAGES),
         "hashes": dict(sorted(hashes.items())),
         "audit": dict(audit),
     }

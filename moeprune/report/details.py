@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from moeprune.artifacts.plan import LayerPlan
+from moeprune.artifacts.run import STAGES
 from moeprune.report.page import Bullets, Cell, Code, Paragraph, Part, Section, Table
-from moeprune.report.run_record import STAGES, RunRecord
+from moeprune.report.run_record import RunRecord
 from moeprune.report.style import amount, data_size, duration, number, percent
 from moeprune.selection.stability import UNSTABLE
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json
+from moeprune.artifacts.run import IDENTITY, keyed
 from moeprune.artifacts.statistics import RoutingStatistics
 from moeprune.report.run_record import RunRecord, evaluated_domains, read_run, task_names
 from moeprune.report.style import MethodStyle, method_names, method_style, percent
-from moeprune.run.directory import IDENTITY, keyed
 
 CRITERION = "selection.criterion."
 CHOICES = (CRITERION, "selection.solver.")  # sections whose options depend on their name

@@ -10,10 +10,10 @@ from typing import Any
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import load_metrics, read_json
 from moeprune.artifacts.plan import PrunePlan
+from moeprune.artifacts.run import STAGES
 from moeprune.artifacts.statistics import LayerStatistics, RoutingStatistics
 from moeprune.report.style import MethodStyle, interval, method_names, method_style, share
 
-STAGES = ("record", "select", "prune", "dense", "evaluate", "report")  # dense: only of runs that have `dense:`
 TOTALS = ("mean", "worst")  # fidelity/kl/<these> are over domains
 
 

@@ -88,7 +88,7 @@ def dense_stage(run: Run, inputs: Inputs, plan: PrunePlan, sizes: Entry) -> Entr
             layout=config.checkpoint.layout,
             streaming=config.runtime.streaming,
             overwrite=True,  # the run's own directory
-            provenance={"config": config.model_dump(mode="json"), "commit": run.record["commit"]},
+            provenance={"config": config.model_dump(mode="json"), "commit": run.record.commit},
         )
         _discard(source)
         say(f"dense: {report.bytes / 1e6:,.1f} of {sizes['bytes_base'] / 1e6:,.1f} MB")

@@ -14,11 +14,12 @@ from typing import Any
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json, write_json
 from moeprune.artifacts.plan import PrunePlan
+from moeprune.artifacts.run import STAGES, done_stages
 from moeprune.config.grid_file import load_grid, only
 from moeprune.config.schema import RunConfig
 from moeprune.console import say, speak, warn
 from moeprune.run import stages
-from moeprune.run.directory import STAGES, finished, locked, require_place
+from moeprune.run.directory import locked, require_place
 from moeprune.run.opened import Inputs, common, shared_inputs
 from moeprune.run.pipeline import ON_THE_SPOT, require, run_pipeline
 from moeprune.run.select_stage import baseline_options
@@ -68,7 +69,7 @@ def run_grid(
         inputs = shared_inputs(config, loaded)
         inputs.inspect()
         # On a cluster other machines do the work, so that they look at what they have.
-        require(inputs, set(STAGES) - finished(directory / name) - (ON_THE_SPOT if ray else set()))
+        require(inputs, set(STAGES) - done_stages(directory / name) - (ON_THE_SPOT if ray else set()))
         loaded[common(config)].borrow(inputs)
     failed: dict[str, str] = {}
     _write(directory, every, runs, failed)
@@ -192,7 +193,7 @@ class _Together:
         pending: dict[str, PrunePlan] = {}
         for name, inputs in self._inputs.items():
             folder = self._directory / name
-            if name != asking and "evaluate" in finished(folder):
+            if name != asking and "evaluate" in done_stages(folder):
                 continue
             pending[f"{name}/{stages.OWN}"] = PrunePlan.load(folder / "plan.json")
             for label in baseline_options(inputs.config):

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.plan import PrunePlan
+from moeprune.artifacts.run import STAGES
 from moeprune.config.load import load_run
 from moeprune.config.schema import RunConfig
 from moeprune.console import logged, say
 from moeprune.run import dense_stage, stages
-from moeprune.run.directory import STAGES, Run, locked, require_place
+from moeprune.run.directory import Run, locked, require_place
 from moeprune.run.opened import Inputs
 from moeprune.run.select_stage import require_refinable, select_stage
 from moeprune.run.team import assist, telling
@@ -109,7 +110,7 @@ def run_pipeline(
         if begun:
             again = STAGES[STAGES.index(redo) :] if redo else ()
             with telling(inputs):
-                require(inputs, asked - (set(run.record["stages"]) - set(again)))
+                require(inputs, asked - (set(run.record.stages) - set(again)))
         if redo == "record":
             stages.discard_recording(inputs, shared)
         if redo is not None:
@@ -138,7 +139,7 @@ def _run(run: Run, inputs: Inputs, shared: Path, last: int, measuring: Measuring
     say(f"run: {run.directory}")
     statistics = stages.record_stage(run, inputs, shared)
     if last == STAGES.index("record"):
-        recorded = os.path.normpath(run.directory / run.record["stages"]["record"]["statistics"])
+        recorded = os.path.normpath(run.directory / run.record.stages["record"]["statistics"])
         return _outcome(run, {}, Path(recorded))
     plans = select_stage(run, inputs, statistics)
     if last == STAGES.index("select"):
@@ -158,7 +159,7 @@ def _run(run: Run, inputs: Inputs, shared: Path, last: int, measuring: Measuring
 
 
 def _outcome(run: Run, metrics: dict[str, float], written: Path) -> Outcome:
-    return Outcome(run.directory, metrics, list(run.record["warnings"]), written)
+    return Outcome(run.directory, metrics, list(run.record.warnings), written)
 
 
 def run_file(

@@ -9,32 +9,17 @@ the margin asks for an improvement of so many standard errors, and validation tr
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import TYPE_CHECKING, Any
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.plan import LayerPlan, PrunePlan
-from moeprune.selection.criteria.table import AnyCriterion
+from moeprune.selection.options import Goal
 
 if TYPE_CHECKING:
     from moeprune.data.trajectories import TokenSet
     from moeprune.evaluation.intervals import Comparison, DomainSums
 
-Goal = Literal["mean", "worst"]
 Progress = Callable[[int, int], None]
-
-
-class RefineOptions(BaseModel):
-    """`refine:`: the criteria whose sets are tried beside the run's own, and how they are judged."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    criteria: tuple[AnyCriterion, ...] = Field(min_length=1)
-    tokens: int = Field(default=8192, ge=1)  # of validation, a domain
-    goal: Goal = "mean"  # over domains: their mean KL, or the largest
-    margin: float = Field(default=1.0, ge=0, allow_inf_nan=False)  # standard errors an improvement must exceed
-    rounds: int = Field(default=3, ge=1)  # through all layers, at most; ends when a round changes nothing
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from moeprune.config.schema import RunConfig
 from moeprune.console import progress, say, warn
 from moeprune.run.directory import Run, stage_key
 from moeprune.run.opened import Inputs
-from moeprune.run.refine import RefineOptions, refine
+from moeprune.run.refine import refine
 from moeprune.run.stages import OWN, Entry, stage
 from moeprune.selection.criteria.criterion import mix_shares
 from moeprune.selection.criteria.outside import Custom, PruneSetFile
 from moeprune.selection.criteria.table import AnyCriterion
-from moeprune.selection.options import SelectionOptions
+from moeprune.selection.options import RefineOptions, SelectionOptions
 from moeprune.selection.select import select
 
 REFINING = 2  # the version of what `refine:` does to the select stage

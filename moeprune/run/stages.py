@@ -155,7 +155,7 @@ def write_pruned(run: Run, inputs: Inputs, plan: PrunePlan, target: Path) -> Pru
             overwrite=True,
             mtp=run.config.checkpoint.mtp,
             on_progress=advance,
-            provenance={"config": run.config.model_dump(mode="json"), "commit": run.record["commit"]},
+            provenance={"config": run.config.model_dump(mode="json"), "commit": run.record.commit},
         )
 
 
@@ -266,7 +266,7 @@ def report_stage(run: Run, plans: Mapping[str, PrunePlan], metrics: Mapping[str,
     """report.html and report.md, and the mirror of the run in W&B."""
     from moeprune.report.run_report import write_report
 
-    key = stage_key("report", run.record["stages"]["evaluate"]["key"], run.record["stages"]["select"]["key"])
+    key = stage_key("report", run.record.stages["evaluate"]["key"], run.record.stages["select"]["key"])
 
     def work() -> tuple[Entry, list[str]]:
         write_report(run.directory)

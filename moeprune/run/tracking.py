@@ -19,7 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
+
+from moeprune.config.schema import TrackingOptions
 
 Mode = Literal["online", "offline", "disabled"]
 RECORDS = "metrics.jsonl"
@@ -234,17 +236,6 @@ def plain(value: Any) -> Any:
 
 
 MODES: tuple[Mode, ...] = ("online", "offline", "disabled")  # from most to least that leaves this machine
-
-
-class TrackingOptions(BaseModel):
-    """The config section `tracking`. It never enters a key: it changes no result."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    wandb: Mode = "offline"
-    project: str = "moeprune"
-    group: str | None = None  # a grid sets its own name
-    tags: tuple[str, ...] = ()
 
 
 class Tracker:

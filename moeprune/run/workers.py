@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from moeprune.artifacts.errors import InputError
-from moeprune.artifacts.files import read_json
+from moeprune.artifacts.run import done_stages
 from moeprune.config.schema import RunConfig
 from moeprune.console import say
 
@@ -153,8 +153,4 @@ def _device(group: Group) -> str:
 
 def _lost(group: Group, directory: Path, why: str) -> Errors:
     """What is said of the runs that the end of their process or machine left undone."""
-    return {name: why for name in group if not _done(directory / name / "run.json")}
-
-
-def _done(record: Path) -> bool:
-    return record.is_file() and "report" in read_json(record)["stages"]
+    return {name: why for name in group if "report" not in done_stages(directory / name)}

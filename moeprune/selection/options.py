@@ -1,4 +1,4 @@
-"""The config section `selection`: what to prune, by which criterion, within which budget, with which solver."""
+"""The config sections `selection` and `refine`: criterion, budget, solver, and sets chosen by measuring."""
 
 import math
 from collections.abc import Mapping
@@ -55,6 +55,21 @@ class Budget(BaseModel):
     must_keep: dict[str, tuple[int, ...]] = Field(default_factory=dict)  # layer name -> expert ids
     protect_super_experts: bool = False  # experts with extreme outputs stay (selection.constraints.super_experts)
     keep_at_least: Share | dict[str, Share] | None = None  # share of each domain's routed tokens that kept experts hold
+
+
+Goal = Literal["mean", "worst"]  # of refine, over domains: their mean KL, or the largest
+
+
+class RefineOptions(BaseModel):
+    """`refine:`: the criteria whose sets are tried beside the run's own, and how they are judged."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    criteria: tuple[AnyCriterion, ...] = Field(min_length=1)
+    tokens: int = Field(default=8192, ge=1)  # of validation, a domain
+    goal: Goal = "mean"
+    margin: float = Field(default=1.0, ge=0, allow_inf_nan=False)  # standard errors an improvement must exceed
+    rounds: int = Field(default=3, ge=1)  # through all layers, at most; ends when a round changes nothing
 
 
 class SelectionOptions(BaseModel):

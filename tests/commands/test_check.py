@@ -3,9 +3,18 @@
 from io import StringIO
 from typing import Any
 
+import pytest
+
 from moeprune.commands.check import COUNTED, describe, example
 from moeprune.data.options import Domain, Intake
 from moeprune.data.trajectories import load_tokens
+from moeprune.models.loading import load_tokenizer
+from moeprune.reference import MODEL_DIR
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return load_tokenizer(MODEL_DIR)
 
 
 def test_the_example_sets_apart_exactly_what_counts(tokenizer: Any) -> None:

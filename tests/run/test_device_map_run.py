@@ -6,9 +6,8 @@ import pytest
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json
-from moeprune.commands.compress import CompressConfig
 from moeprune.config.load import validate
-from moeprune.config.schema import RunConfig
+from moeprune.config.schema import CompressConfig, RunConfig
 from moeprune.run.opened import Inputs
 from tests.run.test_team import CONFIG, finish, kept, start
 

@@ -134,7 +134,7 @@ def test_a_stage_that_began_is_not_done_and_what_follows_is_outdated(tmp_path):
         run.finish(name, {"key": f"{name}-1", "seconds": 1.0}, [f"said by {name}"])
     run.begin("select")
     assert list(stages_of(tmp_path)) == ["record"]
-    assert run.record["warnings"] == ["said by record"]
+    assert run.record.warnings == ["said by record"]
     assert run.recall("select", "select-1") is None  # its files may be half of another plan
     assert run.recall("evaluate", "evaluate-2") is None
     assert run.recall("evaluate", "evaluate-1") is not None  # its inputs are the same after all

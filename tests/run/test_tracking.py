@@ -16,7 +16,8 @@ import pytest
 from PIL import Image
 from pydantic import ValidationError
 
-from moeprune.run.tracking import Tracker, TrackingOptions, open_tracker, read_records
+from moeprune.config.schema import TrackingOptions
+from moeprune.run.tracking import Tracker, open_tracker, read_records
 
 CONFIG = {"model": {"path": "reference"}, "selection": {"budget": {"prune": 0.5}}, "tags": ["a", "b"]}
 OFFLINE = TrackingOptions(wandb="offline", project="tests", group="grid", tags=("x", "y"))
@@ -168,7 +169,8 @@ def test_resume_keeps_the_id_and_every_point(tmp_path: Path) -> None:
 PARALLEL = """
 import sys, time
 from pathlib import Path
-from moeprune.run.tracking import TrackingOptions, open_tracker
+from moeprune.config.schema import TrackingOptions
+from moeprune.run.tracking import open_tracker
 name, killed = sys.argv[2], sys.argv[3] == "killed"
 options = TrackingOptions(wandb="offline", group="grid")
 tracker = open_tracker(options, run_dir=Path(sys.argv[1]) / name, name=name, config={"name": name}, job_type="run")
@@ -222,7 +224,8 @@ def test_unreachable_server_goes_offline_in_bounded_time(tmp_path: Path) -> None
     script = """
 import sys, time
 from pathlib import Path
-from moeprune.run.tracking import TrackingOptions, open_tracker
+from moeprune.config.schema import TrackingOptions
+from moeprune.run.tracking import open_tracker
 for name in "ab":
     started = time.monotonic()
     options = TrackingOptions(wandb="online")
@@ -263,7 +266,8 @@ def test_a_dying_wandb_service_costs_records_of_the_mirror_only(tmp_path: Path) 
     script = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from moeprune.run.tracking import TrackingOptions, open_tracker
+from moeprune.config.schema import TrackingOptions
+from moeprune.run.tracking import open_tracker
 tracker = open_tracker(TrackingOptions(), run_dir=Path(sys.argv[1]), name="n", config={}, job_type="run")
 children = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "pid=,comm="], capture_output=True, text=True)
 for line in children.stdout.splitlines():
