@@ -50,6 +50,7 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
     from moeprune.run.opened import Inputs
     from moeprune.run.pipeline import require
     from moeprune.selection.budget import layer_budgets
+    from moeprune.selection.protection import named_experts
 
     limit = None if memory is None else parse_bytes(memory)
     if is_grid(path):
@@ -60,7 +61,8 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
     require(inputs, STAGES)
     model_type = inputs.checkpoint.config["model_type"]
     say(f"model: {config.model.path} ({model_type}), fingerprint {inputs.fingerprint}")
-    budgets = layer_budgets(inputs.layers, config.selection.budget)
+    must_keep = named_experts(inputs.layers, config.selection.budget)
+    budgets = layer_budgets(inputs.layers, config.selection.budget, must_keep)
     spread = config.selection.budget.scope == "global"
     for budget in [] if spread else budgets:
         say(f"budget: {budget}")

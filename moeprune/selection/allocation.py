@@ -1,11 +1,11 @@
 """How many experts each layer gives under one budget for all layers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from moeprune.artifacts.errors import InputError
-from moeprune.selection.budget import LayerBudget, global_counts
+from moeprune.selection.budget import global_counts
 from moeprune.selection.layer import LayerTask
 from moeprune.selection.options import Budget
 from moeprune.selection.solvers.constraints import cheapest_feasible
@@ -45,22 +45,21 @@ def _best_set(task: LayerTask, count: int, before: np.ndarray | None) -> np.ndar
     return task.widen(best, fixed, free)
 
 
-def allocate(
-    tasks: Sequence[LayerTask], scales: Sequence[float], budget: Budget, must_keep: Mapping[str, tuple[int, ...]]
-) -> tuple[list[LayerBudget], list[str]]:
-    """One budget per layer, the sum of costs over `scales` least: min-plus dynamic programming, exact for the curves.
+def allocate(tasks: Sequence[LayerTask], scales: Sequence[float], budget: Budget) -> tuple[list[int], list[str]]:
+    """The count each layer prunes, the sum of costs over `scales` least: min-plus dynamic programming, exact for the
+    curves.
 
     Layers keep multiples between floor and ceiling. The number pruned in all is the largest attainable one up to what
     the budget asks for (a fraction of all experts, or a count times the number of layers); a sentence says when it is
     less. Raises InputError when none is attainable.
     """
-    layers = [task.layer for task in tasks]
-    counts, wanted = global_counts(layers, budget, must_keep)
+    must_keep = {task.layer.name: task.must_keep for task in tasks}
+    counts, wanted = global_counts([task.layer for task in tasks], budget, must_keep)
     curves = [
         {count: cost / scale for count, cost in cost_curve(task, options).items()}
         for task, options, scale in zip(tasks, counts, scales)
     ]
-    chosen = _cheapest_split(curves, wanted)
+    chosen = cheapest_split(curves, wanted)
     if chosen is None or not any(chosen):
         raise InputError(
             f"selection.budget.prune: {budget.prune} asks for {wanted} experts in all, but steps and keep_at_least let "
@@ -69,13 +68,10 @@ def allocate(
     warnings = []
     if sum(chosen) != wanted:
         warnings.append(f"the budget asks for {wanted} experts in all; {sum(chosen)} go, the nearest the steps allow")
-    budgets = [
-        LayerBudget(layer, count, count, tuple(must_keep.get(layer.name, ()))) for layer, count in zip(layers, chosen)
-    ]
-    return budgets, warnings
+    return chosen, warnings
 
 
-def _cheapest_split(curves: list[dict[int, float]], wanted: int) -> list[int] | None:
+def cheapest_split(curves: list[dict[int, float]], wanted: int) -> list[int] | None:
     """Counts whose sum is the largest attainable up to `wanted`, cheapest; ties go to fewer in earlier layers."""
     best = np.full(wanted + 1, np.inf)  # cheapest cost of the layers so far, by experts pruned
     best[0] = 0.0

@@ -1,8 +1,7 @@
 """How many experts go in each layer, checked before anything is solved."""
 
-import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -11,16 +10,16 @@ import numpy as np
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.statistics import Layer
 from moeprune.selection.options import Budget
+from moeprune.selection.protection import ExpertSets, named_experts
 
 
 @dataclass(frozen=True)
 class LayerBudget:
-    """What one layer is asked to give up."""
+    """How many experts one layer gives."""
 
     layer: Layer
     requested: int  # experts the budget asks for: a count as it is, a fraction rounded down
     pruned: int  # experts that go: less where kept counts must be multiples
-    must_keep: tuple[int, ...] = ()
 
     @property
     def kept(self) -> int:
@@ -31,14 +30,24 @@ class LayerBudget:
         return line if self.pruned == self.requested else f"{line} (asked for {self.requested})"
 
 
-def layer_budgets(
-    layers: tuple[Layer, ...], budget: Budget, must_keep: Mapping[str, tuple[int, ...]] | None = None
-) -> list[LayerBudget]:
-    """One budget per layer for scope: layer. `must_keep` replaces the budget's own, checked.
+def check_budget(layers: Sequence[Layer], budget: Budget) -> None:
+    """Raises InputError when no selection could meet the budget, as far as that is known without statistics."""
+    known_budgets(layers, budget, named_experts(layers, budget))
+
+
+def known_budgets(layers: Sequence[Layer], budget: Budget, must_keep: ExpertSets) -> list[LayerBudget]:
+    """One budget per layer; none for scope: global, where costs decide. Raises InputError as `check_budget`."""
+    if budget.scope == "global":
+        global_counts(layers, budget, must_keep)
+        return []
+    return layer_budgets(layers, budget, must_keep)
+
+
+def layer_budgets(layers: Sequence[Layer], budget: Budget, must_keep: ExpertSets) -> list[LayerBudget]:
+    """One budget per layer for scope: layer.
 
     Raises InputError where a layer cannot give that many, or when no layer gives any.
     """
-    must_keep = checked_must_keep(layers, budget) if must_keep is None else must_keep
     budgets = [_layer_budget(layer, budget, must_keep.get(layer.name, ())) for layer in layers]
     if not any(item.pruned for item in budgets):
         first = budgets[0]
@@ -90,20 +99,10 @@ def kept_range(layer: Layer, budget: Budget, must_keep: tuple[int, ...] = ()) ->
     multiple = step(layer, budget)
     lowest = max(router_floor(layer), _kept(budget.floor, layer, math.ceil), _held(layer, must_keep))
     highest = layer.num_experts if budget.ceiling is None else _kept(budget.ceiling, layer, math.floor)
-    return range(-(-lowest // multiple) * multiple, min(highest, layer.num_experts) + 1, multiple)
+    return range(_rounded_up(lowest, multiple), min(highest, layer.num_experts) + 1, multiple)
 
 
-def check_budget(layers: tuple[Layer, ...], budget: Budget) -> None:
-    """Raises InputError when no selection could meet the budget, as far as that is known without statistics."""
-    if budget.scope == "global":
-        global_counts(layers, budget, checked_must_keep(layers, budget))
-    else:
-        layer_budgets(layers, budget)
-
-
-def global_counts(
-    layers: Sequence[Layer], budget: Budget, must_keep: Mapping[str, tuple[int, ...]]
-) -> tuple[list[list[int]], int]:
+def global_counts(layers: Sequence[Layer], budget: Budget, must_keep: ExpertSets) -> tuple[list[list[int]], int]:
     """The numbers of experts every layer may give, ascending, and the number asked for in all.
 
     Asked for are a fraction of all experts, or a count times the number of layers. Raises InputError when floors and
@@ -143,8 +142,7 @@ def _held(layer: Layer, must_keep: tuple[int, ...]) -> int:
 
 def _layer_budget(layer: Layer, budget: Budget, must_keep: tuple[int, ...]) -> LayerBudget:
     requested = requested_count(budget.prune, layer.num_experts)
-    multiple = step(layer, budget)
-    kept = min(-(-(layer.num_experts - requested) // multiple) * multiple, layer.num_experts)
+    kept = min(_rounded_up(layer.num_experts - requested, step(layer, budget)), layer.num_experts)
     _check_router(layer, budget, kept)
     _check_must_keep(layer, kept, must_keep)
     for name, limit, broken in (("floor", budget.floor, kept.__lt__), ("ceiling", budget.ceiling, kept.__gt__)):
@@ -154,15 +152,14 @@ def _layer_budget(layer: Layer, budget: Budget, must_keep: tuple[int, ...]) -> L
                 f"{layer.name}: selection.budget.prune keeps {kept} of {layer.num_experts} experts but "
                 f"selection.budget.{name} is {limit}; change one of them"
             )
-    return LayerBudget(layer, requested, layer.num_experts - kept, must_keep)
+    return LayerBudget(layer, requested, layer.num_experts - kept)
 
 
 def _check_router(layer: Layer, budget: Budget, kept: int) -> None:
     lowest = router_floor(layer)
     if kept >= lowest:
         return
-    multiple = step(layer, budget)
-    most = layer.num_experts - -(-lowest // multiple) * multiple
+    most = layer.num_experts - _rounded_up(lowest, step(layer, budget))
     if most <= 0:
         remedy = "no expert of this layer can go"
     elif isinstance(budget.prune, int):
@@ -190,24 +187,15 @@ def _check_must_keep(layer: Layer, kept: int, must_keep: tuple[int, ...]) -> Non
             )
 
 
-def checked_must_keep(layers: tuple[Layer, ...], budget: Budget) -> dict[str, tuple[int, ...]]:
-    by_name = {layer.name: layer for layer in layers}
-    for name, experts in budget.must_keep.items():
-        if name not in by_name:
-            near = difflib.get_close_matches(name, by_name, n=1) or [layers[0].name]
-            raise InputError(f"selection.budget.must_keep: no MoE layer {name!r}; did you mean {near[0]!r}?")
-        limit = by_name[name].num_experts
-        for expert in experts:
-            if not 0 <= expert < limit:
-                raise InputError(f"selection.budget.must_keep.{name}: expert {expert} is not in 0..{limit - 1}")
-    return {name: tuple(sorted(set(experts))) for name, experts in budget.must_keep.items()}
-
-
 def _least(layer: Layer, budget: Budget) -> float | int:
     """The smallest `prune`, of the kind the user typed, that removes something from this layer."""
     multiple = step(layer, budget)
     count = layer.num_experts - (layer.num_experts - 1) // multiple * multiple
     return count if isinstance(budget.prune, int) else math.ceil(1e4 * count / layer.num_experts) / 1e4
+
+
+def _rounded_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
 
 
 def _rounded_down(count: int, of: int) -> float:

@@ -5,26 +5,24 @@ from pydantic import ValidationError
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.plan import LayerPlan
 from moeprune.artifacts.statistics import Layer
-from moeprune.selection.budget import check_budget, checked_must_keep, layer_budgets
+from moeprune.selection.budget import known_budgets
 from moeprune.selection.criteria.outside import PruneSetFile
 from moeprune.selection.options import SelectionOptions
+from moeprune.selection.protection import named_experts
 
 
 def plan_from_file(
     criterion: PruneSetFile, layers: tuple[Layer, ...], options: SelectionOptions
 ) -> tuple[list[LayerPlan], list[str]]:
-    """What the file asks for, without cost or bound; its counts are compared with the budget's, and win.
+    """The plans that the file describes, without cost or bound, and warnings where its counts are not the budget's.
 
     Raises InputError when the router could not work with what is kept, or an expert of must_keep is pruned.
     """
     sets = criterion.pruned(layers)
-    must_keep = checked_must_keep(layers, options.budget)
-    check_budget(layers, options.budget)
-    wanted = {}
-    if options.budget.scope == "layer":
-        wanted = {item.layer.name: item.pruned for item in layer_budgets(layers, options.budget)}
+    must_keep = named_experts(layers, options.budget)
+    wanted = {item.layer.name: item.pruned for item in known_budgets(layers, options.budget, must_keep)}
     plans: list[LayerPlan] = []
-    warnings = _not_applied(criterion, options)
+    warnings = _without_effect(criterion, options)
     for layer in layers:
         pruned = set(sets[layer.name])
         lost = sorted(pruned & set(must_keep.get(layer.name, ())))
@@ -41,16 +39,17 @@ def plan_from_file(
     return plans, warnings
 
 
-def _not_applied(criterion: PruneSetFile, options: SelectionOptions) -> list[str]:
-    """What was asked for and asks for a choice or a bound: a set from a file is taken as it is."""
-    asked = {
+def _without_effect(criterion: PruneSetFile, options: SelectionOptions) -> list[str]:
+    """Warnings about options that have no effect on a prune set read from a file."""
+    active = {
         "budget.keep_at_least": options.budget.keep_at_least is not None,
         "budget.protect_super_experts": options.budget.protect_super_experts,
         "solver.certificate": options.solver.certificate,
     }
-    names = [name for name, there in asked.items() if there]
     return [
-        f"selection.{name}: not applied; {criterion.path} is a set made elsewhere, taken as it is" for name in names
+        f"selection.{name}: not applied; {criterion.path} is a set made elsewhere, taken as it is"
+        for name in active
+        if active[name]
     ]
 
 

@@ -1,5 +1,6 @@
 """One layer: its problem, and its solution over all experts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,6 +11,7 @@ from moeprune.selection.budget import group_of
 from moeprune.selection.criteria.criterion import LayerEvidence
 from moeprune.selection.criteria.table import ScoringCriterion
 from moeprune.selection.objective import Objective, Problem, SideConstraints, Solution, restrict
+from moeprune.selection.protection import Protection
 from moeprune.selection.solvers.certificate import certified
 from moeprune.selection.solvers.constraints import kept_mass, require_feasible
 from moeprune.selection.solvers.solver import Solver
@@ -53,17 +55,27 @@ class LayerTask:
         return wide
 
 
-def layer_task(
-    evidence: LayerEvidence, criterion: ScoringCriterion, must_keep: tuple[int, ...], keep_at_least: dict[str, float]
-) -> LayerTask:
-    """The task of one layer. Raises InputError when the criterion's costs are not finite."""
-    objective = criterion.objective(evidence)
+def layer_tasks(
+    evidence: Sequence[LayerEvidence], criterion: ScoringCriterion, protected: Protection
+) -> list[LayerTask]:
+    """The task of every layer. Raises InputError when the criterion's costs are not finite."""
+    return [
+        LayerTask(
+            item.layer,
+            _finite(criterion.objective(item), item.layer.name),
+            item.dead,
+            protected.must_keep.get(item.layer.name, ()),
+            kept_mass(item, protected.shares),
+        )
+        for item in evidence
+    ]
+
+
+def _finite(objective: Objective, name: str) -> Objective:
     for values in (objective.linear, objective.quadratic):
         if values is not None and not np.isfinite(values).all():
-            raise InputError(
-                f"{evidence.layer.name}: some costs are not finite; the statistics are damaged, record again"
-            )
-    return LayerTask(evidence.layer, objective, evidence.dead, must_keep, kept_mass(evidence, keep_at_least))
+            raise InputError(f"{name}: some costs are not finite; the statistics are damaged, record again")
+    return objective
 
 
 def solve_layer(task: LayerTask, prune: int, solver: Solver) -> Solution:
@@ -73,8 +85,8 @@ def solve_layer(task: LayerTask, prune: int, solver: Solver) -> Solution:
     solution = solver.solve(problem)
     warnings = list(solution.warnings)
     if solver.certificate:
-        solution, said = certified(problem, solution)
-        warnings += said
+        solution, sentences = certified(problem, solution)
+        warnings += sentences
     pruned = task.widen(solution.pruned, fixed, free)
     cost = task.objective.cost(pruned)
     bound = solution.bound

@@ -53,7 +53,7 @@ class Budget(BaseModel):
     floor: Annotated[int | float, BeforeValidator(_kept_count)] | None = None  # a layer keeps at least this
     ceiling: Annotated[int | float, BeforeValidator(_kept_count)] | None = None  # a layer keeps at most this
     must_keep: dict[str, tuple[int, ...]] = Field(default_factory=dict)  # layer name -> expert ids
-    protect_super_experts: bool = False  # experts with extreme outputs stay (selection.constraints.super_experts)
+    protect_super_experts: bool = False  # experts with extreme outputs stay (selection.protection.super_experts)
     keep_at_least: Share | dict[str, Share] | None = None  # share of each domain's routed tokens that kept experts hold
 
 

@@ -8,9 +8,11 @@ from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.statistics import RoutingStatistics
 from moeprune.selection.allocation import cost_curve
 from moeprune.selection.budget import kept_range
+from moeprune.selection.criteria.criterion import gather
 from moeprune.selection.criteria.outside import PruneSetFile
+from moeprune.selection.layer import layer_tasks
 from moeprune.selection.options import SelectionOptions
-from moeprune.selection.select import layer_tasks
+from moeprune.selection.protection import protection
 
 
 def redundancy(statistics: RoutingStatistics, options: SelectionOptions) -> dict[str, Any]:
@@ -23,10 +25,11 @@ def redundancy(statistics: RoutingStatistics, options: SelectionOptions) -> dict
     """
     if isinstance(options.criterion, PruneSetFile):
         raise InputError("selection.criterion: a prune set from a file has no cost curve; choose another criterion")
-    evidence, tasks, must_keep = layer_tasks(statistics, options)
+    evidence = gather(statistics, options.mix)
+    tasks = layer_tasks(evidence, options.criterion, protection(evidence, options.budget))
     layers = []
     for item, task in zip(evidence, tasks):
-        kept = kept_range(item.layer, options.budget, must_keep.get(item.layer.name, ()))
+        kept = kept_range(item.layer, options.budget, task.must_keep)
         curve = cost_curve(task, [item.layer.num_experts - count for count in kept])
         whole = task.objective.cost(np.ones(item.layer.num_experts, dtype=bool))
         points = [(count, cost / whole if whole else 0.0) for count, cost in sorted(curve.items()) if np.isfinite(cost)]

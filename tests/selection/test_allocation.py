@@ -8,12 +8,15 @@ import pytest
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.statistics import Layer, RoutingStatistics
-from moeprune.selection.allocation import _cheapest_split, cost_curve
+from moeprune.selection.allocation import cheapest_split, cost_curve
 from moeprune.selection.budget import check_budget
+from moeprune.selection.criteria.criterion import LayerEvidence, gather
+from moeprune.selection.layer import LayerTask, layer_tasks
 from moeprune.selection.objective import Quadratic, problem
 from moeprune.selection.options import SelectionOptions
+from moeprune.selection.protection import protection
 from moeprune.selection.redundancy import redundancy
-from moeprune.selection.select import layer_tasks, select
+from moeprune.selection.select import select
 from tests.selection.cases import brute_force, layer_statistics, silence, small_statistics, statistics_of
 
 
@@ -21,6 +24,11 @@ def _statistics() -> RoutingStatistics:
     layers = [Layer(f"l{n}", 8, 2) for n in range(3)]
     sums = [silence(layer_statistics(8, 120, 2, n), [3] if n == 1 else []) for n in range(3)]
     return statistics_of(layers, {"a": sums})
+
+
+def _tasks(statistics: RoutingStatistics, options: SelectionOptions) -> tuple[list[LayerEvidence], list[LayerTask]]:
+    evidence = gather(statistics, options.mix)
+    return evidence, layer_tasks(evidence, options.criterion, protection(evidence, options.budget))
 
 
 def test_the_split_of_a_global_budget_is_the_cheapest_there_is() -> None:
@@ -31,7 +39,7 @@ def test_the_split_of_a_global_budget_is_the_cheapest_there_is() -> None:
             "budget": {"scope": "global", "prune": 3},
         }
         options = SelectionOptions.parse(raw)
-        evidence, tasks, _ = layer_tasks(statistics, options)
+        evidence, tasks = _tasks(statistics, options)
         scales = [options.criterion.layer_scale(item) for item in evidence]
         best = [
             {n: brute_force(problem(Quadratic(task.objective.quadratic), n)) / scale if n else 0.0 for n in range(7)}
@@ -55,7 +63,7 @@ def test_the_dynamic_program_equals_brute_force_on_any_curves() -> None:
             count = sum(c for c, _ in split)
             if count <= wanted:
                 sums[count] = min(sums.get(count, np.inf), sum(cost for _, cost in split))
-        found = _cheapest_split(curves, wanted)
+        found = cheapest_split(curves, wanted)
         if found is None:
             assert not sums
         else:
@@ -84,7 +92,7 @@ def test_a_global_budget_keeps_floors_and_multiples() -> None:
 def test_curves_are_costs_of_real_sets_and_the_report_has_a_knee() -> None:
     statistics = small_statistics()
     options = SelectionOptions.parse({})
-    _, tasks, _ = layer_tasks(statistics, options)
+    _, tasks = _tasks(statistics, options)
     curve = cost_curve(tasks[0], range(7))
     for count, cost in curve.items():
         assert cost == pytest.approx(brute_force(problem(tasks[0].objective, count)) if count else 0.0, abs=1e-12)

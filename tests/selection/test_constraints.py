@@ -11,8 +11,8 @@ from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.statistics import Layer, LayerStatistics, RoutingStatistics
 from moeprune.selection.criteria.criterion import gather
 from moeprune.selection.options import SelectionOptions
+from moeprune.selection.protection import SUPER_SHARE, super_experts
 from moeprune.selection.select import select
-from moeprune.selection.solvers.constraints import SUPER_SHARE, super_experts
 from tests.selection.cases import layer_statistics, silence, statistics_of
 
 CACHE: dict[tuple[int, int, int], LayerStatistics] = {}

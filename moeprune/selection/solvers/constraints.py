@@ -1,4 +1,6 @@
-"""Constraints beside the count: super-experts that stay, routing mass that stays, and whether all of it fits."""
+"""Routing mass that must stay, and whether any set satisfies the count and all constraints."""
+
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -6,31 +8,8 @@ from moeprune.artifacts.errors import InputError
 from moeprune.selection.criteria.criterion import LayerEvidence
 from moeprune.selection.objective import Problem, SideConstraints
 
-SUPER_QUANTILE = 0.995  # of the output maxima of all experts of all layers
-SUPER_SHARE = 0.1  # of the largest output maximum
-SUPER_DEPTH = 0.75  # later layers hold none
 
-
-def super_experts(evidence: list[LayerEvidence]) -> dict[str, tuple[int, ...]]:
-    """Layer name -> experts with extreme outputs (the rule of REAP's code); layers without any are left out.
-
-    The signed maximum of an expert's output is above the 99.5 % quantile over all experts and layers and above a
-    tenth of the largest one, in the first three quarters of the layers.
-    """
-    maxima = [np.asarray(item.statistics.output_max, dtype=np.float64) for item in evidence]
-    seen = np.concatenate([values[np.isfinite(values)] for values in maxima])
-    if not len(seen):
-        return {}
-    limit = max(float(np.quantile(seen, SUPER_QUANTILE)), SUPER_SHARE * float(seen.max()))
-    depth = int(np.ceil(SUPER_DEPTH * len(evidence)))
-    found = {
-        item.layer.name: tuple(np.flatnonzero(values > limit).tolist())
-        for item, values in zip(evidence[:depth], maxima[:depth])
-    }
-    return {name: experts for name, experts in found.items() if experts}
-
-
-def kept_mass(evidence: LayerEvidence, shares: dict[str, float]) -> SideConstraints | None:
+def kept_mass(evidence: LayerEvidence, shares: Mapping[str, float]) -> SideConstraints | None:
     """Per domain: pruned experts may hold at most (1 - share) of all routed tokens; None for no shares."""
     if not shares:
         return None
