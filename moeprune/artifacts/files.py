@@ -1,8 +1,6 @@
-"""Files that are either whole or absent: written beside, flushed to disk, renamed.
+"""Files that are either whole or absent (written beside, flushed to disk, renamed), and `metrics.json`."""
 
-Metrics: one flat level of finite numbers, `metrics.json`. The names are listed in README.md.
-"""
-
+import hashlib
 import json
 import math
 import os
@@ -29,7 +27,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def existing_parent(path: Path) -> Path:
-    """The nearest folder above `path` that is there; the root is."""
+    """The nearest folder above `path` that exists."""
     return next(parent for parent in path.absolute().parents if parent.exists())
 
 
@@ -43,6 +41,12 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
+def sha256(path: Path) -> str:
+    """Of the file's bytes, as hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def read_json(path: Path) -> Any:
     """The parsed file. Raises InputError when it is missing, empty or not JSON."""
     if not path.is_file():
@@ -54,7 +58,10 @@ def read_json(path: Path) -> Any:
 
 
 def save_metrics(path: Path, metrics: Mapping[str, float]) -> None:
-    """Raises ValueError for a value that is not a finite number: a metric that could not be measured is left out."""
+    """One flat level of numbers, sorted by name.
+
+    Raises ValueError for a value that is not a finite number: a metric that could not be measured is left out.
+    """
     for name, value in metrics.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ValueError(f"metric {name} is {value!r}, not a finite number")

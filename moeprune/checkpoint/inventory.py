@@ -122,6 +122,15 @@ class Inventory:
         return tuple(self.metadata)
 
     @property
+    def elements(self) -> int:
+        """Numbers in all tensors; one of quantised weights may hold several."""
+        return sum(tensor.entry.elements for tensor in self.tensors)
+
+    @property
+    def tensor_bytes(self) -> int:
+        return sum(tensor.entry.size for tensor in self.tensors)
+
+    @property
     def quantization(self) -> str | None:
         """The quantisation method of the source, None for plain weights."""
         return quantization_method(self.directory, self.config)

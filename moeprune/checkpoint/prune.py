@@ -3,7 +3,6 @@
 report = prune_checkpoint(Path("Qwen3-30B-A3B"), plan, Path("Qwen3-30B-A3B-pruned"))
 """
 
-import hashlib
 import json
 import math
 import time
@@ -15,16 +14,17 @@ from typing import Any
 from moeprune.artifacts.files import read_json
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.artifacts.safetensors_files import Entry
-from moeprune.checkpoint import card as cards
 from moeprune.checkpoint.atomic_directory import Placement
 from moeprune.checkpoint.audit import Audit, require_counts, require_plan_fits, require_reload, require_routers
+from moeprune.checkpoint.card import pruned_card
 from moeprune.checkpoint.config_json import QUANTIZATION_FILES, count_edits, quantization_edits, renamed_modules
 from moeprune.checkpoint.config_json import mtp_edits as mtp_config_edits
 from moeprune.checkpoint.edits import expert_edits, module_renamer, mtp_edits, replaced_share
 from moeprune.checkpoint.inventory import Inventory, inventory
 from moeprune.checkpoint.names import parsed_config
 from moeprune.checkpoint.options import MtpPolicy
-from moeprune.checkpoint.rewrite import CARD, CONFIG, RECORD, Progress, Work, plan_work, sha256, write_work
+from moeprune.checkpoint.record import pruned_record
+from moeprune.checkpoint.rewrite import CARD, CONFIG, RECORD, Progress, Work, plan_work, write_work
 from moeprune.models.engine_limits import notes
 from moeprune.reference import named
 
@@ -185,62 +185,36 @@ class _Checks:
             else f"left out: {method} kernels are needed; names and shapes were checked",
             unused=self.unused,
         )
-        made = cards.record(
+        record = pruned_record(
             self.source,
             self.plan,
             fingerprint=self.fingerprint,
             key=self.work.key,
             mtp="dropped" if self.source.mtp else "none",
             sizes=_sizes(self.source, self.work, self.kept),
-            hashes=self._hashes(directory),
+            hashes=self.work.hashes(directory),
             audit=asdict(self.audit),
             provenance=self.provenance,
         )
-        old = self.source.directory / CARD
-        text = old.read_text(encoding="utf-8", errors="replace") if old.is_file() else None
-        readme = cards.card(
-            made,
-            self.plan,
-            config=json.loads(self.work.texts[CONFIG]),
-            chat_template=_chat_template(self.source.directory),
-            warnings=self.warnings,
-            source_card=text,
-        )
-        return {CARD: readme, RECORD: json.dumps(made, indent=2, ensure_ascii=False) + "\n"}
-
-    def _hashes(self, directory: Path) -> dict[str, str]:
-        hashes = {name: sha256(directory / name) for name in (*self.work.copied, *self.work.texts)}
-        return hashes | {shard.name + "#header": hashlib.sha256(shard.header).hexdigest() for shard in self.work.shards}
-
-
-def _chat_template(directory: Path) -> str | None:
-    """The template's text, wherever the checkpoint keeps it; only to read which parsers it needs."""
-    file = directory / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8", errors="replace")
-    path = directory / "tokenizer_config.json"
-    found = read_json(path).get("chat_template") if path.is_file() else None
-    if isinstance(found, list):  # several named ones
-        return "\n".join(str(one.get("template", "")) for one in found)
-    return found if isinstance(found, str) else None
+        config = json.loads(self.work.texts[CONFIG])
+        card = pruned_card(record, self.source.directory, config=config, warnings=self.warnings)
+        return {CARD: card, RECORD: json.dumps(record, indent=2, ensure_ascii=False) + "\n"}
 
 
 def _sizes(checkpoint: Inventory, work: Work, kept: int) -> dict[str, int]:
     """Parameters and bytes before and after; the model counts for quantised files, whose elements hold several each."""
     memory = checkpoint.memory
-    elements_base = sum(tensor.entry.elements for tensor in checkpoint.tensors)
-    parameters, parameters_base = work.elements, elements_base
+    parameters, parameters_base = work.elements, checkpoint.elements
     if checkpoint.quantization is not None:
-        parameters_base = sum(math.prod(shape) for shape in memory.shapes.values())
+        parameters_base = memory.elements
         per_expert = sum(
             math.prod(memory.shapes[name]) * axis.size // memory.shapes[name][axis.axis]
             for name, axis in memory.expert_axes.items()
         )
         parameters = parameters_base - per_expert * (memory.num_experts - kept)
-    bytes_base = sum(tensor.entry.size for tensor in checkpoint.tensors)
     return {
         "parameters": parameters,
         "parameters_base": parameters_base,
         "bytes": work.tensor_bytes,
-        "bytes_base": bytes_base,
+        "bytes_base": checkpoint.tensor_bytes,
     }

@@ -1,8 +1,10 @@
-"""What was measured of a checkpoint after it was written, kept in its record (moeprune.json) and on its card.
+"""The record of a checkpoint (moeprune.json): what it was made from and how, enough to make it again.
 
-Two things: how serving engines answered (`moeprune verify`), and how far it is from the unpruned model.
+Two sections are added later, here and on the card: how serving engines answered (`moeprune verify`), and how far the
+checkpoint is from the unpruned model.
 """
 
+import hashlib
 import os
 import re
 from collections.abc import Mapping
@@ -11,12 +13,115 @@ from typing import Any
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json, write_json, write_text
+from moeprune.artifacts.plan import PrunePlan
+from moeprune.artifacts.run import versions
+from moeprune.checkpoint.inventory import Inventory, checkpoint_fingerprint
 from moeprune.checkpoint.rewrite import CARD, RECORD
+from moeprune.reference import MODEL_DIR
 
+RECORD_FORMAT = "moeprune.checkpoint/1"
+PACKAGES = ("moeprune", "torch", "transformers", "safetensors", "numpy")
 SECTION = "serving"  # of moeprune.json: name of the proof -> the proof
-_BASE_CARD = "\n---\n\n## Model card of the base model"
+_HUB_CACHE = re.compile(r"models--(.+?)--(.+)")
+_SOURCE_CARD = re.compile(r"\n---\n\n## (?:Model card of the base model|Card of the checkpoint that was compressed)")
 _PAIRS = (("ci_low", "low"), ("ci_high", "high"))  # names of the lower and of the upper end
 _MEASURES = ("fidelity/", "task/", "generation/", "harness/", "speed/")
+
+
+def pruned_record(
+    source: Inventory,
+    plan: PrunePlan,
+    *,
+    fingerprint: str,
+    key: str,
+    mtp: str,
+    sizes: Mapping[str, int],
+    hashes: Mapping[str, str],
+    audit: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The record of a checkpoint with fewer experts.
+
+    `hashes` are sha256 of every file but the weights (of those, of the header: names, types, shapes); `provenance` is
+    what the caller knows: the run's `config`, its `commit`.
+    """
+    return {
+        "format": RECORD_FORMAT,
+        "key": key,
+        "base_model": _base_model(source, source.memory.model_type, plan.model_fingerprint),
+        "fingerprint": fingerprint,
+        "sizes": dict(sizes),
+        "mtp": mtp,
+        "plan": plan.model_dump(mode="json"),
+        **_origin(provenance, hashes, audit),
+    }
+
+
+def compressed_record(
+    source: Inventory,
+    step: Mapping[str, Any],
+    *,
+    sizes: Mapping[str, int],
+    hashes: Mapping[str, str],
+    audit: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The record of a checkpoint with compressed weights: the source's own, if it has one, and `step` under `dense`."""
+    earlier = _earlier(source) or {}
+    earlier.pop("serving", None)  # what engines did with the source says nothing about other weights
+    base = {key: earlier.get("sizes", {}).get(key, sizes[own]) for key, own in _BASE_SIZES.items()}
+    if not earlier:
+        fingerprint = checkpoint_fingerprint(source)
+        base_model = _base_model(source, source.memory.config.model_type, fingerprint)
+        earlier = {"format": RECORD_FORMAT, "base_model": base_model, "fingerprint": fingerprint}
+    return {
+        **earlier,
+        "sizes": {**sizes, **base},
+        "dense": [*earlier.get("dense", []), dict(step)],
+        **_origin(provenance, hashes, audit),
+    }
+
+
+_BASE_SIZES = {"parameters_base": "parameters", "bytes_base": "bytes_base"}  # of the record -> of this step
+
+
+def _base_model(source: Inventory, model_type: str, fingerprint: str) -> dict[str, Any]:
+    name, revision = name_and_revision(source.directory)
+    return {
+        "name": name,
+        "revision": revision,
+        "model_type": model_type,
+        "fingerprint": fingerprint,
+        "config_sha256": hashlib.sha256(source.config_text.encode()).hexdigest(),
+        "moeprune": _earlier(source),
+    }
+
+
+def _earlier(source: Inventory) -> dict[str, Any] | None:
+    path = source.directory / RECORD
+    return read_json(path) if path.is_file() else None
+
+
+def _origin(provenance: Mapping[str, Any], hashes: Mapping[str, str], audit: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "config": provenance.get("config"),
+        "commit": provenance.get("commit"),
+        "versions": versions(PACKAGES),
+        "hashes": dict(sorted(hashes.items())),
+        "audit": dict(audit),
+    }
+
+
+def name_and_revision(directory: Path) -> tuple[str, str | None]:
+    """(name, revision) of the checkpoint: the hub's for one in its cache, the package's own, or the directory's."""
+    directory = Path(directory).absolute()
+    if directory.resolve() == MODEL_DIR.resolve():
+        return "moeprune-reference", None
+    for parent in directory.parents:
+        match = _HUB_CACHE.fullmatch(parent.name)
+        if match is not None and directory.parent.name == "snapshots":
+            return f"{match.group(1)}/{match.group(2)}", directory.name
+    return directory.resolve().name, None
 
 
 def require_record(directory: Path) -> dict[str, Any] | None:
@@ -69,14 +174,17 @@ def with_section(card: str, name: str, text: str) -> str:
     """The card with this section in its old place, or before the first folded part."""
     begin, end = f"<!-- moeprune:{name} -->", f"<!-- /moeprune:{name} -->"
     block = re.compile(rf"\n*{re.escape(begin)}.*?{re.escape(end)}\n*", re.DOTALL)
-    own, line, base = card.partition(_BASE_CARD)
+    match = _SOURCE_CARD.search(card)
+    start = match.start() if match else len(card)
+    own, source_card = card[:start], card[start:]
     section = f"\n\n{begin}\n{text}{end}\n\n"
     if block.search(own):
         own = block.sub(lambda _: section, own, count=1)
     else:
-        position = found if (found := own.find("\n<details>")) >= 0 else len(own)
+        position = own.find("\n<details>")
+        position = len(own) if position < 0 else position
         own = own[:position].rstrip() + section + own[position:].lstrip("\n")
-    return own + line + block.sub("\n\n", base)  # what was measured of a base model says nothing about this one
+    return own + block.sub("\n\n", source_card)  # what was measured of the source says nothing about this one
 
 
 def _results(metrics: Mapping[str, float]) -> str:

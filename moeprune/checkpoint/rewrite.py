@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.files import sha256
 from moeprune.artifacts.safetensors_files import Entry
 from moeprune.checkpoint.atomic_directory import PART, Placement
 from moeprune.checkpoint.audit import AuditError, require_files, require_headers
@@ -86,14 +87,6 @@ def copy_file(source: Path, target: Path) -> None:
         os.fsync(write.fileno())
 
 
-def sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(2**20):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 Progress = Callable[[int, int], None]  # bytes written, bytes in all
 Finish = Callable[[Path, Mapping[str, Entry]], Mapping[str, str]]  # checks the directory; texts to add: name -> text
 
@@ -126,6 +119,11 @@ class Work:
     @property
     def elements(self) -> int:
         return sum(math.prod(output.shape) for shard in self.shards for output in shard.outputs)
+
+    def hashes(self, directory: Path) -> dict[str, str]:
+        """File -> sha256 of what was written to `directory`; of the files with weights, of their headers alone."""
+        hashes = {shard.name + "#header": hashlib.sha256(shard.header).hexdigest() for shard in self.shards}
+        return hashes | {name: sha256(directory / name) for name in (*self.copied, *self.texts)}
 
 
 def plan_work(

@@ -166,7 +166,7 @@ def estimate_pass(inputs: "Inputs") -> dict[str, Any]:
     return {
         "weight_bytes": width * (experts + others),
         "streamed_bytes": streamed_bytes(checkpoint, width),
-        "read_bytes": sum(tensor.entry.size for tensor in checkpoint.tensors),
+        "read_bytes": checkpoint.tensor_bytes,
         "statistics_bytes": 2 * 8 * domains * cells,
         "tokens": tokens,
         "seconds": operations / _operations_per_second(inputs.device_type),

@@ -134,7 +134,7 @@ def _speed_in_vllm(teacher: Inputs, student: Inputs, python: Path) -> dict[str, 
     from moeprune.serving.vllm_speed import vllm_speed
 
     both = (teacher.checkpoint, student.checkpoint)
-    sizes = [sum(tensor.entry.size for tensor in one.tensors) for one in both]
+    sizes = [one.tensor_bytes for one in both]
     dtype = "float32" if teacher.device_type == "cpu" else "bfloat16"
     prompts = prompts_of(load_config(teacher.directory), teacher.evaluation).tolist()
     say(f"evaluate: speed in vLLM, {dtype}, {len(prompts)} prompts of {len(prompts[0])} tokens")

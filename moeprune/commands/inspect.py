@@ -104,7 +104,7 @@ def _directory(path: Path) -> Description:
     from moeprune.checkpoint.inventory import checkpoint_fingerprint, inventory
 
     checkpoint = inventory(path)
-    size = sum(tensor.entry.size for tensor in checkpoint.tensors)
+    size = checkpoint.tensor_bytes
     data: dict[str, Any] = {
         "kind": "checkpoint",
         "model_type": checkpoint.config["model_type"],

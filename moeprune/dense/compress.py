@@ -1,6 +1,5 @@
 """A compressed checkpoint from a checkpoint: walked block by block, written, loaded again, and only then in place."""
 
-import hashlib
 import json
 import shutil
 import time
@@ -13,12 +12,14 @@ from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.safetensors_files import Entry
 from moeprune.checkpoint.atomic_directory import Placement
 from moeprune.checkpoint.audit import AuditError
+from moeprune.checkpoint.card import compressed_card, method_text
 from moeprune.checkpoint.inventory import Inventory, inventory
 from moeprune.checkpoint.options import Layout
-from moeprune.checkpoint.rewrite import CARD, RECORD, Work, plan_work, sha256, write_work
+from moeprune.checkpoint.record import compressed_record
+from moeprune.checkpoint.rewrite import CARD, RECORD, Work, plan_work, write_work
 from moeprune.console import progress, say
 from moeprune.data.trajectories import TokenSet
-from moeprune.dense.compressed_card import card, named, record
+from moeprune.dense.chain import name_of
 from moeprune.dense.drivers import CompressJob, Streaming, Walked, walked
 from moeprune.dense.methods.method import DenseMethod
 from moeprune.dense.reload import Reloaded, ReloadError
@@ -87,7 +88,7 @@ def compress_checkpoint(
     checkpoint = inventory(source)
     require_plain(checkpoint)
     state = place.target.with_name(f".{place.target.name}.moeprune-dense")
-    say(f"dense: {'; '.join(map(named, methods))}")
+    say(f"dense: {'; '.join(map(_in_a_line, methods))}")
     job = CompressJob(checkpoint, methods, tokens, state, dtype, device, batch_tokens, layout)
     done = walked(job, streaming=streaming)
     export, report = done.export, done.compressed.report
@@ -102,6 +103,11 @@ def compress_checkpoint(
     return CompressReport(
         report, finish.reloaded, **finish.sizes, warnings=warnings, seconds=time.monotonic() - started
     )
+
+
+def _in_a_line(method: DenseMethod) -> str:
+    """The method and what differs from its defaults."""
+    return method_text({"name": name_of(method), **method.model_dump(mode="json", exclude_defaults=True)})
 
 
 def describe_coverage(report: DenseReport) -> None:
@@ -146,9 +152,9 @@ class _Finish:
         self.tokens, self.work, self.warnings, self.provenance = tokens, work, warnings, provenance
         self.reloaded: Reloaded | None = None
         self.sizes = {
-            "parameters": sum(tensor.entry.elements for tensor in source.tensors),
+            "parameters": source.elements,
             "bytes": work.tensor_bytes,
-            "bytes_base": sum(tensor.entry.size for tensor in source.tensors),
+            "bytes_base": source.tensor_bytes,
         }
 
     def __call__(self, directory: Path, entries: Mapping[str, Entry]) -> dict[str, str]:
@@ -158,19 +164,22 @@ class _Finish:
                 self.reloaded = self.done.reload(directory, unused)
         except ReloadError as error:
             raise AuditError(str(error)) from error
-        made = record(
+        report = self.done.compressed.report
+        plain = report.plain()
+        record = compressed_record(
             self.source,
-            self.done.compressed.report,
-            methods=self.methods,
+            {
+                "methods": [method.model_dump(mode="json") for method in self.methods],
+                "calibration": _calibration(self.tokens),
+                "coverage": plain["coverage"],
+                "metrics": report.metrics(),
+                "warnings": plain["warnings"],
+            },
             sizes=self.sizes,
-            calibration=_calibration(self.tokens),
-            hashes=self._hashes(directory),
+            hashes=self.work.hashes(directory),
             audit={"tensors": len(entries), "reload": "strict", **asdict(self.reloaded)},
             provenance=self.provenance,
         )
-        readme = card(made, self.source, packed=bool(self.done.export.schemes), warnings=self.warnings)
-        return {CARD: readme, RECORD: json.dumps(made, indent=2, ensure_ascii=False, default=str) + "\n"}
-
-    def _hashes(self, directory: Path) -> dict[str, str]:
-        hashes = {name: sha256(directory / name) for name in (*self.work.copied, *self.work.texts)}
-        return hashes | {shard.name + "#header": hashlib.sha256(shard.header).hexdigest() for shard in self.work.shards}
+        packed = bool(self.done.export.schemes)
+        card = compressed_card(record, self.source.directory, packed=packed, warnings=self.warnings)
+        return {CARD: card, RECORD: json.dumps(record, indent=2, ensure_ascii=False, default=str) + "\n"}

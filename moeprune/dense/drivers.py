@@ -158,7 +158,7 @@ def walked(job: CompressJob, *, streaming: Streaming) -> Walked:
     compress: Callable[..., Compressed]
     streamed: StreamedModel | None = None
     if streams(checkpoint, job.dtype, device, streaming):
-        size = sum(tensor.entry.size for tensor in checkpoint.tensors)
+        size = checkpoint.tensor_bytes
         say(f"dense: {size / 1e9:,.1f} GB of weights are read block by block")
         streamed = open_streamed(ModelOptions(path=str(checkpoint.directory), dtype=job.dtype), device=device)
         model = streamed.model
@@ -210,7 +210,7 @@ def require_room(export: Export, model: Any, methods: Sequence[DenseMethod], sta
     waiting = export.dtype.itemsize * sum(math.prod(weight.shape) for weight in seen.weights if weight.name in found)
     there = sum(path.stat().st_size for path in state.rglob("*.safetensors")) if state.is_dir() else 0
     before, after = export.replaced_bytes
-    written = sum(tensor.entry.size for tensor in export.checkpoint.tensors) - before + after
+    written = export.checkpoint.tensor_bytes - before + after
     needed, free = max(0, waiting - there) + written, shutil.disk_usage(existing_parent(state)).free
     if needed > free:
         raise InputError(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.files import sha256
 from moeprune.artifacts.statistics import Layer
 from moeprune.checkpoint.inventory import Inventory, checkpoint_fingerprint, inventory
 from moeprune.config.schema import RunConfig
@@ -312,7 +313,7 @@ class Inputs:
         if code is not None:
             from moeprune.evaluation.code import problems_file
 
-            identity.append(hashlib.sha256(problems_file(code).read_bytes()).hexdigest())
+            identity.append(sha256(problems_file(code)))
         return identity
 
 

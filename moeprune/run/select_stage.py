@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from moeprune.artifacts.errors import InputError
+from moeprune.artifacts.files import sha256
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.artifacts.statistics import RoutingStatistics
-from moeprune.checkpoint.rewrite import sha256
 from moeprune.config.schema import RunConfig
 from moeprune.console import progress, say, warn
 from moeprune.run.directory import Run, stage_key

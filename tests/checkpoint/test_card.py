@@ -3,6 +3,8 @@
 import json
 import stat
 
+import pytest
+
 from moeprune.checkpoint.prune import prune_checkpoint
 from moeprune.checkpoint.record import keep_proof, keep_results, with_table
 from moeprune.commands.check import check_file
@@ -108,8 +110,9 @@ def test_results_that_cannot_be_kept_are_told(tmp_path, monkeypatch):
     assert "results" not in json.loads((tmp_path / "out" / "moeprune.json").read_text())
 
 
-def test_the_proofs_of_a_base_model_are_not_taken_over():
-    own = "# New\n\n<details>plan</details>\n\n---\n\n## Model card of the base model\n\n"
+@pytest.mark.parametrize("heading", ["Model card of the base model", "Card of the checkpoint that was compressed"])
+def test_the_proofs_of_a_source_are_not_taken_over(heading):
+    own = f"# New\n\n<details>plan</details>\n\n---\n\n## {heading}\n\n"
     card = with_table(own + with_table("# Old\n", {"a": PROOF}), {"a": {**PROOF, "tokens_equal": 95}})
     assert card.count("Verified in serving engines") == 1
     assert card.index("95 of 96") < card.index("# Old")

@@ -8,8 +8,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from moeprune.artifacts.errors import InputError
-from moeprune.checkpoint.card import base_model, split_front_matter
+from moeprune.checkpoint.card import split_front_matter
 from moeprune.checkpoint.prune import prune_checkpoint
+from moeprune.checkpoint.record import name_and_revision
 from tests.checkpoint.sources import files, plan_for
 from tests.tiny import save_tiny
 
@@ -151,4 +152,4 @@ def test_odd_front_matter_is_no_obstacle(text):
 
 
 def test_the_name_of_a_plain_directory(tmp_path):
-    assert base_model(tmp_path / "Some-MoE") == ("Some-MoE", None)
+    assert name_and_revision(tmp_path / "Some-MoE") == ("Some-MoE", None)
