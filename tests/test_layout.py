@@ -49,8 +49,6 @@ MAY_IMPORT = {
 OPEN_IMPORTS: set[tuple[str, str]] = set()
 OPEN_LENGTHS = {
     "commands/check.py",
-    "dense/methods/kinds.py",
-    "dense/methods/sweep.py",
     "report/draw_run.py",
     "report/grid_report.py",
     "report/results.py",
@@ -59,8 +57,6 @@ OPEN_LENGTHS = {
 }
 OPEN_PRIVATE = {
     "tests/checkpoint/test_whole_or_nothing.py",
-    "tests/dense/test_compress_streamed.py",
-    "tests/dense/test_patterns.py",
     "tests/evaluation/test_decoding.py",
     "tests/evaluation/test_speed.py",
     "tests/run/test_directory.py",

@@ -122,8 +122,8 @@ class Laboratory:
         report = DenseReport()
         if methods:
             report = compress_model(student, methods, self.data[data], dtype=torch.bfloat16).report
-        last = {stage.weight: stage for stage in report.stages}
-        errors = [stage.error for stage in last.values() if stage.error is not None]
+        last = {step.weight: step for step in report.steps}
+        errors = [step.error for step in last.values() if step.error is not None]
         self.students.append(student)
         self.rows.append(
             {
@@ -132,7 +132,7 @@ class Laboratory:
                 "calibration": data if any(method.needs != "nothing" for method in methods) else "-",
                 "bytes": round(_bits(student, report) / whole, 4),
                 "error": f"{sum(errors) / len(errors):.5f}" if errors else "",
-                "fallbacks": sum(stage.fallback is not None for stage in last.values()),
+                "fallbacks": sum(step.fallback is not None for step in last.values()),
                 "seconds": round(time.perf_counter() - started, 1),
             }
         )
@@ -155,7 +155,7 @@ def _bits(model: Any, report: DenseReport) -> float:
     """Stored bits of attention and routed experts; zeros are stored as numbers, the rest is bf16."""
     from moeprune.dense.weights import look
 
-    bits = {stage.weight: stage.bits for stage in report.stages}
+    bits = {step.weight: step.bits for step in report.steps}
     weights = [weight for weight in look(model).weights if weight.role in BOTH["targets"]]
     return sum((bits.get(weight.name) or 16) * weight.shape[0] * weight.shape[1] for weight in weights)
 

@@ -13,11 +13,10 @@ import torch
 
 from moeprune.artifacts.errors import InputError
 from moeprune.dense.methods.inputs import InputStatistics
-from moeprune.dense.methods.kinds import ROLES
+from moeprune.dense.methods.kinds import ROLES, Pattern
 from moeprune.dense.methods.method import DenseMethod
-from moeprune.dense.methods.patterns import Pattern
-from moeprune.dense.methods.result import DenseResult, Grid, follows, holds_mask, sparsity_of
-from moeprune.dense.report import Stage
+from moeprune.dense.methods.result import DenseResult, Quantised, follows, holds_mask, sparsity_of
+from moeprune.dense.report import Step
 from moeprune.dense.weights import Weight
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def matches(target: str, weight: "Weight") -> bool:
 
 
 def require_order(chain: Chain, name: str) -> None:
-    """Prune, then quantise: what is on a grid is not pruned or rounded again, unless the later method is forced."""
+    """Prune, then quantise: what is quantised is not pruned or rounded again, unless the later method is forced."""
     for earlier, later in pairwise(chain):
         if earlier.kind != "prune" and not later.force:
             raise InputError(
@@ -93,12 +92,12 @@ class Done:
     """A weight after its chain."""
 
     weight: torch.Tensor  # (out, in), in the stored dtype
-    grid: Grid | None
-    stages: list[Stage]
+    quantised: Quantised | None
+    steps: list[Step]
     warnings: list[str]
 
 
-def through(
+def apply(
     weight: Weight, chain: Sequence[DenseMethod], statistics: InputStatistics, *, dtype: torch.dtype | None = None
 ) -> Done:
     """The weight after every method of the chain, what was pruned held from one to the next.
@@ -110,8 +109,8 @@ def through(
     dtype = dtype or weight.dtype
     warnings: list[str] = []
     held = _zeros_of_source(original, chain, weight.name, warnings)
-    current, grid = original, None
-    stages: list[Stage] = []
+    current, quantised = original, None
+    steps: list[Step] = []
     if statistics.hessian is not None and statistics.tokens < statistics.in_features:
         warnings.append(
             f"{weight.name}: {statistics.tokens} calibration tokens for {statistics.in_features} inputs, so the "
@@ -122,30 +121,30 @@ def through(
         result = method.compress(current, statistics, held=held, scale_dtype=dtype)
         warnings += result.warnings
         held = result.mask if result.mask is not None else held
-        grid = _grid_after(method, grid, result, weight.name, warnings)
+        quantised = _quantised_after(method, quantised, result, weight.name, warnings)
         stored = result.weight.to(dtype)
         error = statistics.output_energy(stored.float() - original) / energy if energy > 0 else None
-        stages.append(_stage(weight, method, statistics, result, stored, held, grid, error))
+        steps.append(_step(weight, method, statistics, result, stored, held, quantised, error))
         current = result.weight
-    return Done(current.to(dtype), grid, stages, warnings)
+    return Done(current.to(dtype), quantised, steps, warnings)
 
 
-def _stage(
+def _step(
     weight: Weight,
     method: DenseMethod,
     statistics: InputStatistics,
     result: DenseResult,
     stored: torch.Tensor,
     held: torch.Tensor | None,
-    grid: Grid | None,
+    quantised: Quantised | None,
     error: float | None,
-) -> Stage:
+) -> Step:
     """Counted on the stored weight, and asserted: a pruned place that is not zero any more is our bug."""
     assert held is None or holds_mask(stored, held), f"{weight.name}: {name_of(method)} filled pruned places"
     asked = getattr(method, "pattern", None)
     assert asked is None or follows(stored, Pattern.parse(asked)), f"{weight.name}: {asked} does not hold"
     assert bool(torch.isfinite(stored).all()), f"{weight.name}: not finite after {name_of(method)}"
-    return Stage(
+    return Step(
         weight=weight.name,
         role=weight.role,
         method=name_of(method),
@@ -153,7 +152,7 @@ def _stage(
         tokens=statistics.tokens,
         sparsity=sparsity_of(stored),
         pattern=asked,
-        bits=None if grid is None else grid.bits_per_weight(weight.shape, stored.dtype),
+        bits=None if quantised is None else quantised.bits_per_weight(weight.shape, stored.dtype),
         error=error,
         fallback=result.fallback,
         damping_steps=result.damping_steps,
@@ -172,15 +171,13 @@ def _zeros_of_source(
     return original != 0
 
 
-def _grid_after(
-    method: DenseMethod, grid: Grid | None, result: DenseResult, name: str, warnings: list[str]
-) -> Grid | None:
-    """A new grid replaces the old one; zeroing alone stays on it, an update leaves it."""
-    if result.grid is not None:
-        return result.grid
-    if grid is not None and (method.needs == "hessian" and result.fallback is None):
-        warnings.append(
-            f"{name}: {name_of(method)} moved weights off the quantisation grid; they are stored unquantised"
-        )
+def _quantised_after(
+    method: DenseMethod, quantised: Quantised | None, result: DenseResult, name: str, warnings: list[str]
+) -> Quantised | None:
+    """A new quantisation replaces the old one; zeroing alone keeps it, an update leaves it."""
+    if result.quantised is not None:
+        return result.quantised
+    if quantised is not None and (method.needs == "hessian" and result.fallback is None):
+        warnings.append(f"{name}: {name_of(method)} moved weights off their codes; they are stored unquantised")
         return None
-    return grid
+    return quantised

@@ -26,7 +26,7 @@ from moeprune.dense.chain import chains
 from moeprune.dense.export import Export
 from moeprune.dense.finished import Lazily, files_told
 from moeprune.dense.methods.method import DenseMethod
-from moeprune.dense.places import Place, block_kinds, foresee, locate, parameter_of, require_places
+from moeprune.dense.places import StoredAs, block_kinds, foresee, locate, parameter_of, require_places
 from moeprune.dense.reload import Reloaded, require_reloads, require_reloads_streamed
 from moeprune.dense.walk import STATISTICS_BYTES, Blocks, Compressed, Progress, Walk, compress_model
 from moeprune.dense.weights import Weight, look
@@ -47,7 +47,7 @@ def foreseen_export(
     """`Export` of a model that is not in memory: one block of each kind is read to see where its weights lie."""
     seen = look(streamed.model)
     found = chains(seen, methods)
-    examples: list[Place] = []
+    examples: list[StoredAs] = []
     for block in block_kinds(seen, found):
         weights = [weight for weight in seen.weights if weight.block == block and weight.name in found]
         with _in_memory(streamed, weights):
@@ -80,14 +80,14 @@ def compress_streamed(
         file_bytes=max(2**24, streamed.layer_bytes // 16),
     )  # fmt: skip
     compressed = walk.run(_blocks(streamed, export, walk, state / "waiting"), on_progress)
-    return Compressed(compressed.report, compressed.grids, Lazily(walk.names, walk.finished.weight))
+    return Compressed(compressed.report, compressed.quantised, Lazily(walk.names, walk.finished.weight))
 
 
 def _blocks(streamed: StreamedModel, export: Export, walk: Walk, scratch: Path) -> Blocks:
     """The walk's blocks, one in memory at a time; a finished one only where a later one needs what it puts out."""
-    places: dict[int, list[Place]] = {}
-    for place in export.places.values():
-        places.setdefault(place.weights[0].block, []).append(place)
+    places: dict[int, list[StoredAs]] = {}
+    for stored in export.places.values():
+        places.setdefault(stored.weights[0].block, []).append(stored)
     unfinished = walk.open
     start = 0
     if unfinished and walk.batches:

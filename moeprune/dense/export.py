@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from einops import rearrange
 
 from moeprune.artifacts.errors import InputError
 from moeprune.checkpoint.edits import Edit, Inventory, NewTensor, Replace
 from moeprune.dense.chain import chains
 from moeprune.dense.methods.method import DenseMethod
-from moeprune.dense.methods.result import Grid
+from moeprune.dense.methods.result import Quantised
 from moeprune.dense.packed_layout import (
     UNUSED_EXPERTS,
     Scheme,
@@ -24,7 +25,7 @@ from moeprune.dense.packed_layout import (
     quantization_config,
     schemes,
 )
-from moeprune.dense.places import Place, locate, rows_of, source_part
+from moeprune.dense.places import StoredAs, locate, rows_of, source_part
 from moeprune.dense.report import DenseReport
 from moeprune.dense.walk import Compressed
 from moeprune.dense.weights import Weight, look
@@ -54,7 +55,7 @@ class Export:
         methods: Sequence[DenseMethod],
         *,
         layout: Layout = "auto",
-        places: Mapping[str, Place] | None = None,
+        places: Mapping[str, StoredAs] | None = None,
     ) -> None:
         seen = look(model)
         found = chains(seen, methods)
@@ -85,43 +86,43 @@ class Export:
 
     def edits(self, compressed: Compressed) -> dict[str, Edit]:
         """Tensor on disk -> what replaces it. Bytes are made when the writer asks, one tensor at a time."""
-        return {name: Replace(self._tensors(place, compressed)) for name, place in self.places.items()}
+        return {name: Replace(self._tensors(stored, compressed)) for name, stored in self.places.items()}
 
     @property
     def replaced_bytes(self) -> tuple[int, int]:
         """Bytes of the tensors that change, before and after; known before the walk."""
         nothing = Compressed(DenseReport(), {})
         before = sum(self.checkpoint.by_name[name].entry.size for name in self.places)
-        return before, sum(new.size for place in self.places.values() for new in self._tensors(place, nothing))
+        return before, sum(new.size for stored in self.places.values() for new in self._tensors(stored, nothing))
 
-    def _tensors(self, place: Place, compressed: Compressed) -> tuple[NewTensor, ...]:
-        scheme = self.schemes.get(place.weights[0].name)
+    def _tensors(self, stored: StoredAs, compressed: Compressed) -> tuple[NewTensor, ...]:
+        scheme = self.schemes.get(stored.weights[0].name)
         if scheme is None:
-            dtype = DTYPES[place.dtype]
-            return (_new(place.name, dtype, place.shape, lambda: self._plain(place, compressed, dtype)),)
-        (weight,) = place.weights
+            dtype = DTYPES[stored.dtype]
+            return (_new(stored.name, dtype, stored.shape, lambda: self._plain(stored, compressed, dtype)),)
+        (weight,) = stored.weights
         name = self._name(weight)
-        base = place.name.removesuffix("weight")
+        base = stored.name.removesuffix("weight")
 
         def part(kind: str) -> Callable[[], torch.Tensor]:
             if kind == "weight_shape":
-                return lambda: torch.tensor(place.shape)
+                return lambda: torch.tensor(stored.shape)
             if kind == "weight_scale":
-                return lambda: stored_scale(place, compressed.grids[name], scheme, self.dtype)
-            return lambda: pack(place, self._value(weight, compressed), compressed.grids[name], scheme)[kind]
+                return lambda: stored_scale(stored, compressed.quantised[name], scheme, self.dtype)
+            return lambda: pack(stored, self._value(weight, compressed), compressed.quantised[name], scheme)[kind]
 
-        shape = _Shapes(place.shape, scheme)
+        shape = _Shapes(stored.shape, scheme)
         return tuple(_new(base + kind, dtype, size, part(kind)) for kind, dtype, size in shape.parts(self.dtype))
 
-    def _plain(self, place: Place, compressed: Compressed, dtype: torch.dtype) -> torch.Tensor:
+    def _plain(self, stored: StoredAs, compressed: Compressed, dtype: torch.dtype) -> torch.Tensor:
         """The tensor on disk; of a tensor of all experts, those that no method had are the source's."""
 
         def part(number: int, weight: Weight) -> torch.Tensor:
             if compressed.weights is not None and self._name(weight) not in compressed.weights:
-                return source_part(self.checkpoint, place.name, number)
-            return place.part(self._value(weight, compressed)).to(dtype).cpu()
+                return source_part(self.checkpoint, stored.name, number)
+            return stored.part(self._value(weight, compressed)).to(dtype).cpu()
 
-        return place.stacked(part(number, weight) for number, weight in enumerate(place.weights))
+        return stored.stacked(part(number, weight) for number, weight in enumerate(stored.weights))
 
     def _value(self, weight: Weight, compressed: Compressed) -> torch.Tensor:
         """The weight (out, in) float32 after the walk."""
@@ -134,7 +135,7 @@ class Export:
         return self._tied.get(weight, weight).name
 
     def _common_dtype(self) -> torch.dtype:
-        found = {place.dtype for place in self.places.values()}
+        found = {stored.dtype for stored in self.places.values()}
         if len(found) != 1:
             raise InputError(
                 f"the targeted weights are stored in {', '.join(sorted(found))}; target one dtype at a time"
@@ -142,20 +143,20 @@ class Export:
         return DTYPES[found.pop()]
 
     def _require_separate_experts(self) -> None:
-        for place in self.places.values():
-            if place.weights[0].name in self.schemes and (
-                place.fused or not place.name.endswith(".weight") or place.flipped
+        for stored in self.places.values():
+            if stored.weights[0].name in self.schemes and (
+                stored.fused or not stored.name.endswith(".weight") or stored.flipped
             ):
                 raise InputError(
-                    f"{place.name}: holds all experts of a layer in one tensor; compressed-tensors packs one matrix a "
+                    f"{stored.name}: holds all experts of a layer in one tensor; compressed-tensors packs one matrix a "
                     "tensor. Leave routed_expert out of the quantising targets, or export with layout plain"
                 )
 
     def _describe_nf4(self, model: Any, names: list[str], packed: bool) -> None:
         experts = [
-            place.name
-            for place in self.places.values()
-            if place.weights[0].name in names and place.weights[0].expert is not None
+            stored.name
+            for stored in self.places.values()
+            if stored.weights[0].name in names and stored.weights[0].expert is not None
         ]
         if packed or experts:
             why = (
@@ -192,36 +193,36 @@ class _Shapes:
         ]
 
 
-def stored_scale(place: Place, grid: Grid, scheme: Scheme, dtype: torch.dtype) -> torch.Tensor:
+def stored_scale(stored: StoredAs, quantised: Quantised, scheme: Scheme, dtype: torch.dtype) -> torch.Tensor:
     """Scales as they are stored: (out, groups), or (1,) for one a tensor."""
     if scheme.per_tensor:
-        return grid.scale.view(1).to(dtype)
-    return rows_of(grid.scale, place.rows).to(dtype)
+        return quantised.scale.view(1).to(dtype)
+    return rows_of(quantised.scale, stored.rows).to(dtype)
 
 
-def pack(place: Place, weight: torch.Tensor, grid: Grid, scheme: Scheme) -> dict[str, torch.Tensor]:
+def pack(stored: StoredAs, weight: torch.Tensor, quantised: Quantised, scheme: Scheme) -> dict[str, torch.Tensor]:
     """A weight's codes as compressed-tensors packs them."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationScheme
 
-    scale = rows_of(grid.scale, "all" if scheme.per_tensor else place.rows).cpu()
-    numbers = rows_of(weight, place.rows).cpu()
-    state = {"weight": _on_grid(numbers, scale, scheme), "weight_scale": scale}
+    scale = rows_of(quantised.scale, "all" if scheme.per_tensor else stored.rows).cpu()
+    numbers = rows_of(weight, stored.rows).cpu()
+    state = {"weight": _on_codes(numbers, scale, scheme), "weight_scale": scale}
     section = QuantizationScheme.model_validate(scheme.section(["Linear"]))
     packed: dict[str, torch.Tensor] = BaseCompressor.get_value_from_registry(scheme.format).compress(state, section)
     return packed
 
 
-def _on_grid(numbers: torch.Tensor, scale: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """Numbers (out, in), possibly rounded to 16 bits, moved to the exact grid point that they stand for.
+def _on_codes(numbers: torch.Tensor, scale: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """Numbers (out, in), possibly rounded to 16 bits, moved to the multiple of the scale that they stand for.
 
     A 16-bit rounding moves code 255 by less than half a step, so the nearest code is the right one at every width.
     """
     if scheme.kind == "fp8":
         return (numbers / scale).to(torch.float8_e4m3fn).float() * scale
-    groups = numbers.unflatten(1, (scale.shape[1], -1))
+    groups = rearrange(numbers, "rows (groups size) -> rows groups size", groups=scale.shape[1])
     codes = (groups / scale[..., None]).round_()
-    return (codes * scale[..., None]).flatten(1)
+    return rearrange(codes * scale[..., None], "rows groups size -> rows (groups size)")
 
 
 def _new(name: str, dtype: torch.dtype, shape: tuple[int, ...], make: Callable[[], torch.Tensor]) -> NewTensor:

@@ -1,6 +1,6 @@
 """Finished blocks of a walk on disk, so that a killed one goes on where it stopped, and none has to stay in memory.
 
-block-0003-000.safetensors, ...   weights as stored and the grids behind them, a limited number of bytes a file
+block-0003-000.safetensors, ...   weights as stored and how they are quantised, a limited number of bytes a file
 block-0003.json                   how many files, and the block's report; written last: with it the block is done
 """
 
@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json, whole_file, write_json
 from moeprune.data.trajectories import Sequence as TokenSequence
-from moeprune.dense.methods.result import Grid
-from moeprune.dense.report import Stage
+from moeprune.dense.methods.result import Quantised
+from moeprune.dense.report import Step
 from moeprune.dense.weights import Weight
 
 FILE_BYTES = 2**28  # of one file, and so of what waits in memory to be written
@@ -32,16 +32,16 @@ class Draft:
     """A block's results while they are made. Without a directory they stay in memory."""
 
     def __init__(self, directory: Path | None, block: int, file_bytes: int) -> None:
-        self.block, self.grids, self.files = block, dict[str, Grid](), list[Path]()
+        self.block, self.quantised, self.files = block, dict[str, Quantised](), list[Path]()
         self._directory, self._limit = directory, file_bytes
         self._waiting: dict[str, torch.Tensor] = {}
         self._where: dict[str, Path] = {}
 
-    def add(self, name: str, weight: torch.Tensor, grid: Grid | None) -> None:
+    def add(self, name: str, weight: torch.Tensor, quantised: Quantised | None) -> None:
         """Keep a compressed weight (out, in), in the stored dtype."""
         self._waiting[name] = weight
-        if grid is not None:
-            self.grids[name] = grid
+        if quantised is not None:
+            self.quantised[name] = quantised
         if sum(tensor.nbytes for tensor in self._waiting.values()) >= self._limit:
             self.flush()
 
@@ -57,13 +57,13 @@ class Draft:
             return
         tensors = {f"{name}\nweight": tensor.contiguous().cpu() for name, tensor in self._waiting.items()}
         plain: dict[str, Any] = {}
-        for name in self._waiting.keys() & self.grids.keys():
-            grid = self.grids[name]
+        for name in self._waiting.keys() & self.quantised.keys():
+            quantised = self.quantised[name]
             for part in _TENSORS:
-                tensor = getattr(grid, part)
+                tensor = getattr(quantised, part)
                 if tensor is not None:
                     tensors[f"{name}\n{part}"] = tensor.contiguous().cpu()
-            plain[name] = [grid.scheme, grid.bits, grid.group_size, grid.symmetric]
+            plain[name] = [quantised.scheme, quantised.bits, quantised.group_size, quantised.symmetric]
         target = self._directory / f"block-{self.block:04}-{len(self.files):03}.safetensors"
         with whole_file(target) as path:
             save_file(tensors, path, metadata={"grids": json.dumps(plain, sort_keys=True)})
@@ -78,7 +78,7 @@ class Finished:
     def __init__(self, directory: Path | None, identity: str, *, file_bytes: int = FILE_BYTES) -> None:
         self.directory, self._file_bytes = directory, file_bytes
         self._where: dict[str, Path] = {}  # weight -> its file, of the blocks that were committed or recalled
-        self._grids: dict[str, Grid] = {}  # without a directory
+        self._quantised: dict[str, Quantised] = {}  # without a directory
         if directory is None:
             return
         mark = directory / "identity"
@@ -90,16 +90,16 @@ class Finished:
     def draft(self, block: int) -> Draft:
         return Draft(self.directory, block, self._file_bytes)
 
-    def commit(self, draft: Draft, stages: Sequence[Stage], told: list[str]) -> None:
+    def commit(self, draft: Draft, steps: Sequence[Step], told: list[str]) -> None:
         if self.directory is None:
-            self._grids |= draft.grids
+            self._quantised |= draft.quantised
             return
         draft.flush()
-        notes = {"files": len(draft.files), "stages": [asdict(stage) for stage in stages], "warnings": told}
+        notes = {"files": len(draft.files), "stages": [asdict(step) for step in steps], "warnings": told}
         write_json(self._notes(draft.block), notes)
         self._index(draft.files)
 
-    def recall(self, block: int) -> tuple[list[Stage], list[str]] | None:
+    def recall(self, block: int) -> tuple[list[Step], list[str]] | None:
         """The report and warnings of a finished block, or None when it is not; then its weights can be read, too."""
         if self.directory is None or not self._notes(block).is_file():
             return None
@@ -108,8 +108,8 @@ class Finished:
             self._index(self._files(block, notes["files"]))
         except (SafetensorError, OSError, InputError):  # torn by a full disk: as if it were not there
             return None
-        stages = [replace(Stage(**row), shape=tuple(row["shape"])) for row in notes["stages"]]
-        return stages, notes["warnings"]
+        steps = [replace(Step(**row), shape=tuple(row["shape"])) for row in notes["stages"]]
+        return steps, notes["warnings"]
 
     def put_back(self, weights: Iterable[Weight]) -> None:
         """Write finished weights into the model, where it is in memory."""
@@ -122,17 +122,17 @@ class Finished:
         with safe_open(self._where[name], framework="pt") as file:
             return file.get_tensor(f"{name}\nweight")
 
-    def grid(self, name: str) -> Grid | None:
+    def quantised(self, name: str) -> Quantised | None:
         """How a finished weight is quantised; None: not at all."""
         if self.directory is None:
-            return self._grids.get(name)
+            return self._quantised.get(name)
         with safe_open(self._where[name], framework="pt") as file:
             plain = json.loads(file.metadata()["grids"]).get(name)
             if plain is None:
                 return None
             there = set(file.keys())
             parts = {part: file.get_tensor(f"{name}\n{part}") for part in _TENSORS if f"{name}\n{part}" in there}
-        return Grid(*plain, **parts)
+        return Quantised(*plain, **parts)
 
     def _index(self, files: Iterable[Path]) -> None:
         for path in files:

@@ -24,7 +24,7 @@ ROWS = ("all", "first", "second", "even", "odd")  # first and second: halves
 
 
 @dataclass(frozen=True)
-class Place:
+class StoredAs:
     """One tensor on disk as rows of weights in memory."""
 
     name: str  # on disk
@@ -70,8 +70,8 @@ def rows_of(value: torch.Tensor, rows: str) -> torch.Tensor:
     return value[spans[rows]]
 
 
-def locate(checkpoint: Inventory, seen: Seen, names: Iterable[str]) -> dict[str, Place]:
-    """Tensor on disk -> its place, for everything that feeds the named weights; run before the model is changed.
+def locate(checkpoint: Inventory, seen: Seen, names: Iterable[str]) -> dict[str, StoredAs]:
+    """Tensor on disk -> how it holds weights, for all that feed the named ones; run before the model is changed.
 
     Raises InputError for a weight whose numbers are not found where the loading rules say.
     """
@@ -79,36 +79,38 @@ def locate(checkpoint: Inventory, seen: Seen, names: Iterable[str]) -> dict[str,
     fed = _fed(checkpoint, seen, wanted)
     places = {}
     for name, parts in _tensors(checkpoint, fed):
-        places[name] = _place(checkpoint.by_name[name].entry, parts, fed[name])
+        places[name] = _stored_as(checkpoint.by_name[name].entry, parts, fed[name])
     _require_complete(wanted, places)
     return places
 
 
-def foresee(checkpoint: Inventory, seen: Seen, names: Iterable[str], examples: Iterable[Place]) -> dict[str, Place]:
+def foresee(
+    checkpoint: Inventory, seen: Seen, names: Iterable[str], examples: Iterable[StoredAs]
+) -> dict[str, StoredAs]:
     """What `locate` gives, from headers alone, for weights stored as the examples are.
 
     Raises InputError for a tensor that has no example, and for one that is quantised already.
     """
     wanted = set(names)
-    known = {_template(place.name): place for place in examples}
+    known = {_template(stored.name): stored for stored in examples}
     places = {}
     for name, weights in _fed(checkpoint, seen, wanted).items():
         entry, like = checkpoint.by_name[name].entry, known.get(_template(name))
         _require_plain(name, entry.dtype)
         if like is None:
             raise InputError(f"{name}: stored unlike other layers; how is not understood. Leave it out of targets")
-        places[name] = Place(name, entry.dtype, entry.shape, tuple(weights), like.rows, like.flipped)
+        places[name] = StoredAs(name, entry.dtype, entry.shape, tuple(weights), like.rows, like.flipped)
     _require_complete(wanted, places)
     return places
 
 
-def require_places(checkpoint: Inventory, places: Iterable[Place]) -> None:
+def require_places(checkpoint: Inventory, places: Iterable[StoredAs]) -> None:
     """Raises InputError unless the weights of these places, which are in memory, lie there on disk."""
-    by_name = {place.name: place for place in places}
+    by_name = {stored.name: stored for stored in places}
     for name, parts in _tensors(checkpoint, by_name):
-        place = by_name[name]
-        for part, weight in zip(parts, place.weights, strict=True):
-            if not _is_at(part(), weight, place.rows, place.flipped):
+        stored = by_name[name]
+        for part, weight in zip(parts, stored.weights, strict=True):
+            if not _is_at(part(), weight, stored.rows, stored.flipped):
                 raise InputError(
                     f"{name}: its numbers are not those of {weight.name} in memory, though other layers are stored "
                     "this way; leave it out of targets"
@@ -189,13 +191,13 @@ def _require_plain(name: str, dtype: str) -> None:
         raise InputError(f"{name}: stored as {dtype}, quantised already; compress the unquantised checkpoint")
 
 
-def _place(entry: Entry, parts: Parts, weights: Sequence[Weight]) -> Place:
+def _stored_as(entry: Entry, parts: Parts, weights: Sequence[Weight]) -> StoredAs:
     _require_plain(entry.name, entry.dtype)
     if len(parts) == len(weights):
         for flipped in (False, True):
             for rows in ROWS:
                 if all(_is_at(part(), weight, rows, flipped) for part, weight in zip(parts, weights, strict=True)):
-                    return Place(entry.name, entry.dtype, entry.shape, tuple(weights), rows, flipped)
+                    return StoredAs(entry.name, entry.dtype, entry.shape, tuple(weights), rows, flipped)
     raise InputError(
         f"{entry.name}: its numbers are not rows of {weights[0].name} in memory; how this family stores the weight is "
         "not understood. Leave it out of targets"
@@ -209,12 +211,12 @@ def _is_at(part: torch.Tensor, weight: Weight, rows: str, flipped: bool) -> bool
     return there.shape == part.shape and torch.equal(there, part)
 
 
-def _require_complete(wanted: Iterable[str], places: Mapping[str, Place]) -> None:
+def _require_complete(wanted: Iterable[str], places: Mapping[str, StoredAs]) -> None:
     """Every row of every weight is written by exactly one tensor."""
     found: dict[str, list[str]] = {}
-    for place in places.values():
-        for weight in place.weights:
-            found.setdefault(weight.name, []).append(place.rows)
+    for stored in places.values():
+        for weight in stored.weights:
+            found.setdefault(weight.name, []).append(stored.rows)
     whole = (["all"], ["first", "second"], ["even", "odd"])
     for name in wanted:
         rows = sorted(found.get(name, []))

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from moeprune.artifacts.errors import InputError
-from moeprune.dense.methods.patterns import Pattern
+from moeprune.dense.methods.kinds import Pattern
 from moeprune.dense.methods.result import follows
 from moeprune.dense.places import parameter_of
 from moeprune.dense.report import DenseReport
@@ -113,8 +113,8 @@ class _Comparison:
 
     def __init__(self, directory: Path, report: DenseReport) -> None:
         self._directory = directory
-        self._patterns = {stage.weight: stage.pattern for stage in report.stages if stage.pattern}
-        self._compressed = {stage.weight for stage in report.stages}
+        self._patterns = {step.weight: step.pattern for step in report.steps if step.pattern}
+        self._compressed = {step.weight for step in report.steps}
         self._weights = self._zeros = self._elements = 0
 
     def add(self, name: str, read: torch.Tensor, expected: torch.Tensor | str) -> None:

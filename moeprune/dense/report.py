@@ -10,7 +10,7 @@ TOP = 10  # warnings of one kind that are spelled out
 
 
 @dataclass(frozen=True)
-class Stage:
+class Step:
     """One method on one weight; the counts are taken from the weight as it is stored."""
 
     weight: str
@@ -18,10 +18,10 @@ class Stage:
     method: str
     shape: tuple[int, int]  # (out, in)
     tokens: int  # calibration tokens that reached it
-    sparsity: float  # share of exact zeros after this stage
+    sparsity: float  # share of exact zeros after this step
     pattern: str | None = None  # the N:M pattern that holds, where one was asked for
     bits: float | None = None  # stored bits a weight, scales included; None: not quantised
-    error: float | None = None  # ||W X - W' X||^2 / ||W X||^2 against the weight before all stages; None: no Hessian
+    error: float | None = None  # ||W X - W' X||^2 / ||W X||^2 against the weight before all steps; None: no Hessian
     fallback: str | None = None
     damping_steps: int = 0
     dead_columns: int = 0
@@ -44,16 +44,16 @@ class Coverage:
 
 @dataclass(frozen=True)
 class DenseReport:
-    stages: tuple[Stage, ...] = ()
+    steps: tuple[Step, ...] = ()
     coverage: tuple[Coverage, ...] = ()
     warnings: tuple[str, ...] = field(default=())
 
     def metrics(self) -> dict[str, float]:
-        """Flat numbers named dense/<role>/<measure>, of the last stage of every weight."""
-        last = {stage.weight: stage for stage in self.stages}
-        roles: dict[str, list[Stage]] = {}
-        for stage in last.values():
-            roles.setdefault(stage.role, []).append(stage)
+        """Flat numbers named dense/<role>/<measure>, of the last step of every weight."""
+        last = {step.weight: step for step in self.steps}
+        roles: dict[str, list[Step]] = {}
+        for step in last.values():
+            roles.setdefault(step.role, []).append(step)
         return {
             f"dense/{role}/{name}": value for role, rows in roles.items() for name, value in _measures(rows).items()
         }
@@ -63,31 +63,31 @@ class DenseReport:
         return asdict(self)
 
 
-def _measures(stages: list[Stage]) -> dict[str, float]:
-    parameters = sum(stage.parameters for stage in stages)
-    errors = [stage.error for stage in stages if stage.error is not None]
+def _measures(steps: list[Step]) -> dict[str, float]:
+    parameters = sum(step.parameters for step in steps)
+    errors = [step.error for step in steps if step.error is not None]
     values = {
-        "weights": float(len(stages)),
+        "weights": float(len(steps)),
         "parameters": float(parameters),
-        "sparsity": sum(stage.sparsity * stage.parameters for stage in stages) / parameters,
-        "fallbacks": float(sum(stage.fallback is not None for stage in stages)),
-        "damping_steps": float(sum(stage.damping_steps for stage in stages)),
-        "dead_columns": float(sum(stage.dead_columns for stage in stages)),
+        "sparsity": sum(step.sparsity * step.parameters for step in steps) / parameters,
+        "fallbacks": float(sum(step.fallback is not None for step in steps)),
+        "damping_steps": float(sum(step.damping_steps for step in steps)),
+        "dead_columns": float(sum(step.dead_columns for step in steps)),
     }
-    if all(stage.bits is not None for stage in stages):
-        values["bits"] = sum((stage.bits or 0.0) * stage.parameters for stage in stages) / parameters
+    if all(step.bits is not None for step in steps):
+        values["bits"] = sum((step.bits or 0.0) * step.parameters for step in steps) / parameters
     if errors:
         values["error_mean"] = sum(errors) / len(errors)
         values["error_worst"] = max(errors)
     return values
 
 
-def coverage(seen: Seen, stages: Iterable[Stage]) -> tuple[Coverage, ...]:
+def coverage(seen: Seen, steps: Iterable[Step]) -> tuple[Coverage, ...]:
     """Every linear map of the model in one row or another, largest first; nothing is left out silently."""
     methods: dict[str, list[str]] = {}
-    for stage in stages:
-        shown = stage.method if stage.fallback is None else f"{stage.method} (fallback: {stage.fallback})"
-        methods.setdefault(stage.weight, []).append(shown)
+    for step in steps:
+        shown = step.method if step.fallback is None else f"{step.method} (fallback: {step.fallback})"
+        methods.setdefault(step.weight, []).append(shown)
     rows: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for weight in seen.weights:
         source = seen.tied.get(weight, weight).name

@@ -12,13 +12,13 @@ import torch
 from moeprune.artifacts.errors import InputError
 from moeprune.data.trajectories import Sequence as TokenSequence
 from moeprune.data.trajectories import TokenSet, collate, plan_batches
-from moeprune.dense.chain import Chain, chains, name_of, through
+from moeprune.dense.chain import Chain, apply, chains, name_of
 from moeprune.dense.finished import FILE_BYTES, Finished, Lazily, identity_of, weights_told
 from moeprune.dense.methods.kinds import Needs
 from moeprune.dense.methods.method import DenseMethod
-from moeprune.dense.methods.result import Grid
+from moeprune.dense.methods.result import Quantised
 from moeprune.dense.observe import Observer
-from moeprune.dense.report import DenseReport, Stage, coverage, summarised
+from moeprune.dense.report import DenseReport, Step, coverage, summarised
 from moeprune.dense.weights import Seen, Weight, look
 from moeprune.models.streaming.turns import Turns
 
@@ -33,7 +33,7 @@ class Compressed:
     """What a walk leaves."""
 
     report: DenseReport
-    grids: Mapping[str, Grid]  # weight name -> how it is quantised; only of quantised weights
+    quantised: Mapping[str, Quantised]  # weight name -> how it is quantised; only of quantised weights
     # weight name -> (out, in) as stored, of every compressed one; None: they are in the model
     weights: Mapping[str, torch.Tensor] | None = None
 
@@ -109,7 +109,7 @@ class Walk:
             source = weights_told(weight for weight in seen.weights if weight.name in self.chains)
         options = [*(method.model_dump_json() for method in methods), str(dtype)]
         self.finished = Finished(state, identity_of(source, options, sequences, plan), file_bytes=file_bytes)
-        self._stages: list[Stage] = []
+        self._steps: list[Step] = []
         self._warnings: list[str] = []
 
     @property
@@ -150,33 +150,33 @@ class Walk:
                     done = self._compress(block, watch)
                 else:
                     self.finished.put_back(self.of(block))
-                self._stages += done[0]
+                self._steps += done[0]
                 self._warnings += done[1]
                 if on_progress is not None:
                     on_progress(block + 1, self.last + 1)
-        report = DenseReport(tuple(self._stages), coverage(self.seen, self._stages), summarised(self._warnings))
-        quantised = [name for name in self.names if self.finished.grid(name) is not None]
-        return Compressed(report, Lazily(quantised, self.finished.grid))
+        report = DenseReport(tuple(self._steps), coverage(self.seen, self._steps), summarised(self._warnings))
+        quantised = [name for name in self.names if self.finished.quantised(name) is not None]
+        return Compressed(report, Lazily(quantised, self.finished.quantised))
 
-    def _compress(self, block: int, watch: Watch) -> tuple[list[Stage], list[str]]:
+    def _compress(self, block: int, watch: Watch) -> tuple[list[Step], list[str]]:
         """Watch the block, compress its weights, and only then put them in place: all see the block as it was.
 
         Its report and warnings; with a directory for finished blocks the weights are in it by then.
         """
         draft = self.finished.draft(block)
-        stages: list[Stage] = []
+        steps: list[Step] = []
         warnings: list[str] = []
         for group in _rounds(self.of(block), self._needs, self._statistics_bytes):
             observer = self._observed(group, watch)
             for weight in group:
-                done = through(weight, self.chains[weight.name], observer.take(weight), dtype=self._dtype)
-                draft.add(weight.name, done.weight, done.grid)
-                stages += done.stages
+                done = apply(weight, self.chains[weight.name], observer.take(weight), dtype=self._dtype)
+                draft.add(weight.name, done.weight, done.quantised)
+                steps += done.steps
                 warnings += done.warnings
         for weight in self.of(block):
             weight.write(draft.weight(weight.name))
-        self.finished.commit(draft, stages, warnings)
-        return stages, warnings
+        self.finished.commit(draft, steps, warnings)
+        return steps, warnings
 
     def _observed(self, group: list[Weight], watch: Watch) -> Observer:
         """An observer that has seen all batches reach these weights."""

@@ -99,7 +99,7 @@ def dense_stage(run: Run, inputs: Inputs, plan: PrunePlan, sizes: Entry) -> Entr
         entry |= {name: sizes[name] for name in ("parameters_base", "bytes_base")}
         # Not `metrics`: in an entry that names the file of the evaluate stage.
         entry |= {"coverage": told["dense"]["coverage"], "counts": told["dense"]["metrics"]}
-        return {**entry, "reloaded": asdict(report.reloaded)}, [*_unmixed(config), *report.warnings]
+        return {**entry, "reloaded": asdict(report.reloaded)}, [*unmixed(config), *report.warnings]
 
     return stage(run, "dense", dense_key(inputs, plan), work)
 
@@ -112,7 +112,7 @@ def _discard(directory: Path) -> None:
     shutil.rmtree(gone)
 
 
-def _unmixed(config: RunConfig) -> list[str]:
+def unmixed(config: RunConfig) -> list[str]:
     """What to say where a mix was asked for: weights learn from tokens as they come."""
     if not need_data(config.dense) or len({*config.selection.mix.values(), 1.0}) == 1:
         return []

@@ -159,6 +159,6 @@ def test_a_compressed_dense_model_is_measured_against_its_base(free, tmp_path, m
 
 def test_a_mix_is_said_to_decide_about_experts_only():
     config = load_run(RUN, ["selection.mix={agent: 3.0}", "dense=[{name: wanda, targets: [attention]}]"])
-    assert "every calibration token counts the same" in dense_stage._unmixed(config)[0]
-    assert not dense_stage._unmixed(load_run(RUN, ["selection.mix={agent: 3.0}", "dense=[{name: fp8}]"]))
-    assert not dense_stage._unmixed(load_run(RUN, ["dense=[{name: wanda, targets: [attention]}]"]))
+    assert "every calibration token counts the same" in dense_stage.unmixed(config)[0]
+    assert not dense_stage.unmixed(load_run(RUN, ["selection.mix={agent: 3.0}", "dense=[{name: fp8}]"]))
+    assert not dense_stage.unmixed(load_run(RUN, ["dense=[{name: wanda, targets: [attention]}]"]))

@@ -62,7 +62,7 @@ def test_the_same_bytes_as_in_memory(family, way, tmp_path):
     found = streamed(source, methods, tmp_path / "state")
     assert found[1].report == expected[1].report
     assert written(*found) == written(*expected)
-    assert found[1].grids.keys() == expected[1].grids.keys()
+    assert found[1].quantised.keys() == expected[1].quantised.keys()
 
 
 PACKED = {

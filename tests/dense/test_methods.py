@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from moeprune.artifacts.errors import InputError
 from moeprune.dense.methods.codes import NF4_VALUES
 from moeprune.dense.methods.inputs import InputStatistics
-from moeprune.dense.methods.patterns import Pattern
+from moeprune.dense.methods.kinds import Pattern
 from moeprune.dense.methods.pruning import Magnitude, SparseGPT, Wanda, WandaUpdate
 from moeprune.dense.methods.quantising import AWQ, FP8, GPTQ, NF4, RTN, Joint
 from moeprune.dense.methods.result import follows, holds_mask, sparsity_of
@@ -26,11 +26,13 @@ def made(method, **fields):
     return method(**{"group_size": 32, **fields} if "group_size" in method.model_fields else fields)
 
 
-def rebuilt(grid):
+def rebuilt(quantised):
     """(codes of the layout) -> dequantised, from the stored parts alone, for integer layouts."""
-    size = grid.group_size
-    scale = grid.scale if size is None else grid.scale.repeat_interleave(size, 1)
-    zero = 0 if grid.zero is None else (grid.zero if size is None else grid.zero.repeat_interleave(size, 1))
+    size = quantised.group_size
+    scale = quantised.scale if size is None else quantised.scale.repeat_interleave(size, 1)
+    zero = (
+        0 if quantised.zero is None else (quantised.zero if size is None else quantised.zero.repeat_interleave(size, 1))
+    )
     return scale, zero
 
 
@@ -56,7 +58,7 @@ def test_one_contract_for_all(method):
     assert not torch.equal(result.weight, weight)
     assert torch.equal(result.weight, again.weight)
     assert (result.mask is not None) == (method in PRUNING)
-    assert (result.grid is not None) == (method in QUANTISING)
+    assert (result.quantised is not None) == (method in QUANTISING)
     assert result.fallback is None
 
 
@@ -76,7 +78,7 @@ def test_pruning_reaches_exactly_what_was_asked(method, pattern):
 
 @pytest.mark.parametrize("method", [*QUANTISING, WandaUpdate, SparseGPT, Wanda, Magnitude])
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_what_an_earlier_stage_dropped_stays_exactly_zero(method, symmetric):
+def test_what_an_earlier_step_dropped_stays_exactly_zero(method, symmetric):
     weight, statistics, _ = layer()
     pruned = SparseGPT(pattern="2:4").compress(weight, statistics)
     fields = {"symmetric": symmetric} if "symmetric" in method.model_fields else {}
@@ -94,15 +96,15 @@ def test_integer_layouts_rebuild_the_weight_bit_for_bit(method, group, symmetric
     weight, statistics, _ = layer(rows=8)
     options = method(bits=bits, group_size=group, symmetric=symmetric)
     result = options.compress(weight, statistics, scale_dtype=torch.bfloat16)
-    scale, zero = rebuilt(result.grid)
-    stored = result.weight if result.grid.column_scale is None else result.weight * result.grid.column_scale
+    scale, zero = rebuilt(result.quantised)
+    stored = result.weight if result.quantised.column_scale is None else result.weight * result.quantised.column_scale
     codes = (stored / scale + zero).round()
     assert torch.equal(scale, scale.bfloat16().float())
     assert -(2 ** (bits - 1)) <= int(codes.min())
     assert int(codes.max()) < 2 ** (bits - 1)
     back = (codes - zero) * scale
-    if result.grid.column_scale is not None:
-        back = back / result.grid.column_scale
+    if result.quantised.column_scale is not None:
+        back = back / result.quantised.column_scale
     assert torch.equal(back, result.weight)
 
 
@@ -148,7 +150,7 @@ def test_float8_takes_the_nearest_representable_number():
         (FP8(scale="tensor"), weight.abs().max().view(1, 1) / 448),
     ):
         result = options.compress(weight, statistics)
-        assert torch.allclose(result.grid.scale, scale)
+        assert torch.allclose(result.quantised.scale, scale)
         nearest = ((weight / scale)[..., None] - numbers).abs().amin(-1)
         assert torch.allclose((weight / scale - result.weight / scale).abs(), nearest, atol=1e-4)
 
@@ -170,7 +172,7 @@ def test_nf4_takes_the_nearest_of_the_published_values():
     assert torch.equal(NF4(block_size=50).compress(result.weight, statistics).weight, result.weight)
 
 
-def test_awq_chooses_the_best_exponent_of_its_grid():
+def test_awq_chooses_the_best_exponent_of_those_it_tries():
     weight, statistics, inputs = layer(rows=30, columns=64)
     options = AWQ(bits=3, group_size=32)
     result = options.compress(weight, statistics)
@@ -234,7 +236,7 @@ def test_three_calibration_tokens_use_the_named_fallback(method):
     if method in PRUNING:
         assert sparsity_of(result.weight) >= 0.5
     if method in QUANTISING:
-        assert result.grid.group_size == 32
+        assert result.quantised.group_size == 32
 
 
 @pytest.mark.parametrize("method", [method for method in METHODS if method.needs == "hessian" and method is not AWQ])

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from moeprune.dense.methods.patterns import Pattern, _kth_smallest, smallest_in_groups, smallest_per_row
+from moeprune.dense.methods.kinds import Pattern
+from moeprune.dense.methods.patterns import smallest_in_groups, smallest_per_row
 from moeprune.dense.methods.result import follows, holds_mask, sparsity_of
 from tests.dense.naive import drop_by_group, drop_smallest
 
@@ -33,7 +34,8 @@ def test_smallest_in_groups_is_exact_and_ties_go_to_the_lowest_column(pattern, d
 def test_the_fast_selection_finds_torchs_number():
     scores = torch.randn(5, 1000, generator=torch.Generator().manual_seed(0))
     for count in (1, 500, 1000):
-        assert torch.equal(_kth_smallest(scores, count), scores.kthvalue(count, dim=1, keepdim=True).values)
+        expected = scores <= scores.kthvalue(count, dim=1, keepdim=True).values
+        assert torch.equal(smallest_per_row(scores, count), expected)
 
 
 @pytest.mark.parametrize("text", ["2-4", "4:4", "0:4", "5:4", "2:4:8", "", "a:b", "-1:4", "2:", "²:4"])

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from moeprune.dense.methods.codes import IntegerGrid
-from moeprune.dense.methods.patterns import Fixed, Groups, Pattern, Ratio
+from moeprune.dense.methods.codes import IntegerCodes
+from moeprune.dense.methods.kinds import Pattern
+from moeprune.dense.methods.patterns import Fixed, Groups, Ratio
 from moeprune.dense.methods.sweep import NotPositiveDefinite, factorise, sweep
 from tests.dense import naive
 from tests.dense.layers import layer
@@ -45,8 +46,8 @@ def test_group_sweep_is_sparsegpt(pattern):
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_quantising_sweep_is_gptq(columns, group, symmetric):
     weight, statistics, _ = layer(rows=12, columns=columns, tokens=900)
-    grid = IntegerGrid(4, symmetric, group)
-    swept = sweep(weight, factorise(statistics.hessian, 0.01), grid=grid)
+    codes = IntegerCodes(4, symmetric, group)
+    swept = sweep(weight, factorise(statistics.hessian, 0.01), codes=codes)
     expected, _ = naive.sweep(weight, statistics.hessian, 0.01, bits=4, group=group, symmetric=symmetric)
     assert nearly_all_equal(swept.weight, expected, weight, statistics)
     assert swept.scale.shape == (12, columns // group)
@@ -57,8 +58,8 @@ def test_quantising_sweep_is_gptq(columns, group, symmetric):
 def test_joint_sweep_is_the_papers(how, symmetric):
     weight, statistics, _ = layer(rows=12)
     choice = Ratio(0.5) if "sparsity" in how else Groups(Pattern(*how["pattern"]))
-    grid = IntegerGrid(4, symmetric, 32)
-    swept = sweep(weight, factorise(statistics.hessian, 0.01), choice=choice, grid=grid)
+    codes = IntegerCodes(4, symmetric, 32)
+    swept = sweep(weight, factorise(statistics.hessian, 0.01), choice=choice, codes=codes)
     expected, keep = naive.sweep(weight, statistics.hessian, 0.01, bits=4, group=32, symmetric=symmetric, **how)
     assert float((swept.mask == keep).double().mean()) > 0.98
     assert nearly_all_equal(swept.weight, expected, weight, statistics)
@@ -90,9 +91,9 @@ def test_static_activation_order_keeps_the_stored_layout():
     weight, statistics, _ = layer(rows=16)
     order = torch.argsort(statistics.hessian.diagonal(), descending=True)
     for symmetric in (True, False):
-        grid = IntegerGrid(4, symmetric, 32)
-        swept = sweep(weight, factorise(statistics.hessian, 0.01, order=order), grid=grid, order=order)
-        scale, zero = grid.fit(weight.view(16, -1, 32), dim=2)
+        codes = IntegerCodes(4, symmetric, 32)
+        swept = sweep(weight, factorise(statistics.hessian, 0.01, order=order), codes=codes, order=order)
+        scale, zero = codes.fit(weight.view(16, -1, 32), dim=2)
         assert torch.equal(swept.scale, scale)
         scale = scale.repeat_interleave(32, 1)
         zero = torch.zeros_like(scale) if zero is None else zero.repeat_interleave(32, 1)
@@ -105,8 +106,8 @@ def test_static_activation_order_keeps_the_stored_layout():
 def test_a_scale_search_finds_the_candidate_with_the_least_squared_error():
     values = torch.randn(6, 128, generator=torch.Generator().manual_seed(5))
     for symmetric in (True, False):
-        grid = IntegerGrid(4, symmetric, 128, search=True)
-        scale, zero = grid.fit(values, dim=1)
+        codes = IntegerCodes(4, symmetric, 128, search=True)
+        scale, zero = codes.fit(values, dim=1)
         zero = 0 if zero is None else zero[:, None]
         error = (
             (((values / scale[:, None] + zero).round().clamp(-8, 7) - zero) * scale[:, None] - values).square().sum(1)
@@ -172,6 +173,6 @@ def test_damping_is_raised_in_steps_and_capped():
 def test_the_arguments_are_left_alone():
     weight, statistics, _ = layer(rows=1)
     before, hessian = weight.clone(), statistics.hessian.clone()
-    sweep(weight, factorise(statistics.hessian, 0.01), choice=Ratio(0.5), grid=IntegerGrid(4, True, 32))
+    sweep(weight, factorise(statistics.hessian, 0.01), choice=Ratio(0.5), codes=IntegerCodes(4, True, 32))
     assert torch.equal(weight, before)
     assert torch.equal(statistics.hessian, hessian)

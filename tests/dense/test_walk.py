@@ -8,7 +8,7 @@ from torch import nn
 
 from moeprune.artifacts.errors import InputError
 from moeprune.dense.methods.inputs import InputStatistics
-from moeprune.dense.methods.patterns import Pattern
+from moeprune.dense.methods.kinds import Pattern
 from moeprune.dense.methods.pruning import Magnitude, SparseGPT, Wanda
 from moeprune.dense.methods.quantising import FP8, GPTQ, RTN, Joint
 from moeprune.dense.methods.result import follows
@@ -102,8 +102,8 @@ def test_routed_experts_of_every_family_are_seen_right_or_not_at_all(name):
         return
     before = [w.read() for w in routed]
     report = compress_model(model, [Wanda(targets=("routed_expert",), pattern="2:4", **FEW)], token_set()).report
-    assert len(report.stages) == len(routed)
-    assert sum(stage.tokens for stage in report.stages) > 0
+    assert len(report.steps) == len(routed)
+    assert sum(step.tokens for step in report.steps) > 0
     for weight, old in zip(routed, before, strict=True):
         assert follows(weight.read(), Pattern(2, 4))
         assert not torch.equal(weight.read(), old)
@@ -118,12 +118,12 @@ def test_padding_and_uncounted_tokens_never_enter():
         reports.append(compress_model(model, methods, token_set(uncounted=3), batch_tokens=batch_tokens).report)
     counted = sum(length - 3 for length in (9, 17, 24, 24, 30, 40))
     for report in reports:
-        tokens = {stage.weight: stage.tokens for stage in report.stages}
+        tokens = {step.weight: step.tokens for step in report.steps}
         assert tokens["model.layers.1.self_attn.q_proj"] == counted
         for layer in (0, 1):
             routed = [count for name, count in tokens.items() if f"{layer}.mlp.experts" in name and "down" in name]
             assert sum(routed) == counted * 2  # top-2
-        for ours, theirs in zip(report.stages, reports[0].stages, strict=True):
+        for ours, theirs in zip(report.steps, reports[0].steps, strict=True):
             assert ours.error == pytest.approx(theirs.error, rel=0.2, abs=1e-3)
 
 
@@ -139,13 +139,13 @@ def test_methods_follow_one_another_with_the_mask_held():
         values = weight.read()
         assert follows(values, Pattern(2, 4))
         assert torch.equal(values, values.bfloat16().float())
-        grid = result.grids[weight.name]
-        assert grid.scheme == ("fp8" if weight.role == "attention" else "int")
-        assert torch.equal(grid.scale, grid.scale.bfloat16().float())
-        stages = [stage for stage in result.report.stages if stage.weight == weight.name]
-        assert [stage.method for stage in stages] == ["sparsegpt", "fp8" if weight.role == "attention" else "gptq"]
-        assert stages[0].error < stages[1].error
-        assert all(stage.sparsity >= 0.5 for stage in stages)
+        quantised = result.quantised[weight.name]
+        assert quantised.scheme == ("fp8" if weight.role == "attention" else "int")
+        assert torch.equal(quantised.scale, quantised.scale.bfloat16().float())
+        steps = [step for step in result.report.steps if step.weight == weight.name]
+        assert [step.method for step in steps] == ["sparsegpt", "fp8" if weight.role == "attention" else "gptq"]
+        assert steps[0].error < steps[1].error
+        assert all(step.sparsity >= 0.5 for step in steps)
     metrics = result.report.metrics()
     assert metrics["dense/attention/weights"] == 8
     assert metrics["dense/attention/bits"] == pytest.approx(8 + 16 / 32, abs=0.5)
@@ -185,8 +185,10 @@ def test_a_killed_walk_resumes_and_ends_the_same(tmp_path):
     for (name, ours), theirs in zip(resumed.state_dict().items(), whole.state_dict().values(), strict=True):
         assert torch.equal(ours, theirs), name
     assert result.report == expected.report
-    assert result.grids.keys() == expected.grids.keys()
-    assert all(torch.equal(result.grids[name].scale, grid.scale) for name, grid in expected.grids.items())
+    assert result.quantised.keys() == expected.quantised.keys()
+    assert all(
+        torch.equal(result.quantised[name].scale, quantised.scale) for name, quantised in expected.quantised.items()
+    )
     assert [path.stat().st_mtime_ns for path in sorted((tmp_path / "state").glob("block*"))[:4]] == kept
 
     other = build("qwen3_moe", seed=1, num_hidden_layers=3)  # another model must not pick those blocks up
@@ -209,13 +211,13 @@ def test_an_expert_that_sees_too_few_tokens_uses_the_named_fallback_and_is_count
     bias = next(p for n, p in [*model.named_parameters(), *model.named_buffers()] if "e_score_correction_bias" in n)
     bias.data[5] = -1e4
     report = compress_model(model, [SparseGPT(targets=("routed_expert",), **FEW)], token_set()).report
-    stages = {stage.weight: stage for stage in report.stages if ".experts.5." in stage.weight}
-    assert len(stages) == 2
-    for stage in stages.values():
-        assert stage.tokens == 0
-        assert stage.fallback == "magnitude"
-        assert stage.sparsity == 0.5
-        assert stage.error is None
+    steps = {step.weight: step for step in report.steps if ".experts.5." in step.weight}
+    assert len(steps) == 2
+    for step in steps.values():
+        assert step.tokens == 0
+        assert step.fallback == "magnitude"
+        assert step.sparsity == 0.5
+        assert step.error is None
     assert report.metrics()["dense/routed_expert/fallbacks"] == 2
     assert any("experts.5" in w and "0 calibration tokens" in w and "magnitude" in w for w in report.warnings)
     assert any(row.methods == "sparsegpt (fallback: magnitude)" and row.weights == 2 for row in report.coverage)
@@ -240,13 +242,13 @@ def test_tied_weights_are_compressed_once_or_left_alone():
     layers[1].mlp.up_proj.weight = layers[0].mlp.up_proj.weight  # across blocks
     before = layers[0].mlp.up_proj.weight.clone()
     report = compress_model(model, [SparseGPT(**FEW)], token_set()).report
-    names = [stage.weight for stage in report.stages]
+    names = [step.weight for step in report.steps]
     assert "model.layers.0.self_attn.k_proj" in names
     assert "model.layers.0.self_attn.v_proj" not in names
     assert torch.equal(layers[0].mlp.up_proj.weight, before)
     tied = [row for row in report.coverage if row.methods == "unchanged: tied across blocks"]
     assert tied[0].weights == 2
-    assert next(stage.tokens for stage in report.stages if stage.weight.endswith("0.self_attn.k_proj")) == 144
+    assert next(step.tokens for step in report.steps if step.weight.endswith("0.self_attn.k_proj")) == 144
 
 
 def test_router_and_head_are_out_of_reach():
@@ -268,7 +270,7 @@ def test_router_and_head_are_out_of_reach():
 def test_patterns_choose_modules_by_name():
     model = build("qwen3_moe")
     report = compress_model(model, [RTN(group_size=None, targets=(r"re:layers\.1\..*[qk]_proj$",))], None).report
-    assert [s.weight for s in report.stages] == [f"model.layers.1.self_attn.{p}_proj" for p in "qk"]
+    assert [s.weight for s in report.steps] == [f"model.layers.1.self_attn.{p}_proj" for p in "qk"]
 
 
 @pytest.mark.parametrize(
@@ -305,10 +307,10 @@ def test_the_reverse_order_can_be_forced_and_is_told():
     model = build("qwen3_moe")
     methods = [RTN(group_size=8), SparseGPT(force=True, **FEW)]
     result = compress_model(model, methods, token_set())
-    assert any("moved weights off the quantisation grid" in warning for warning in result.report.warnings)
-    assert not result.grids
+    assert any("moved weights off their codes" in warning for warning in result.report.warnings)
+    assert not result.quantised
     stayed = compress_model(build("qwen3_moe"), [RTN(group_size=8), Wanda(force=True, **FEW)], token_set())
-    assert len(stayed.grids) == 8
+    assert len(stayed.quantised) == 8
 
 
 def test_quantised_models_are_refused():

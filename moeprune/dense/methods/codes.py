@@ -1,4 +1,4 @@
-"""Number grids: integers, float8 e4m3 and NF4. Scales are exact in the dtype they are stored in."""
+"""Codes of fewer bits: integers, float8 e4m3 and NF4. Scales are exact in the dtype they are stored in."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ def storable(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class IntegerGrid:
+class IntegerCodes:
     """Signed integer codes of `bits` bits, weight = (code - zero) * scale.
 
     Symmetric: scale = max|w| / (2^bits - 1) * 2, zero 0. Asymmetric: the range from min(w, 0) to max(w, 0), so that an
@@ -73,7 +73,7 @@ class IntegerGrid:
         return rounded.sub_(values).square_().sum(dim)
 
     def round_into(self, values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> torch.Tensor:
-        """Round values in place to the grid and give them back dequantised; scale and zero broadcast against them."""
+        """Round values in place to the nearest code, dequantised; scale and zero broadcast against them."""
         values.div_(scale)
         if zero is None:
             return values.round_().clamp_(self.low, self.high).mul_(scale)

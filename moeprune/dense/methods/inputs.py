@@ -28,7 +28,7 @@ class InputStatistics:
     square_sum: torch.Tensor = field(init=False)  # (in,) sum of x_j^2
     absolute_sum: torch.Tensor = field(init=False)  # (in,) sum of |x_j|
     hessian: torch.Tensor | None = field(init=False, default=None)  # (in, in) sum of x x'
-    factors: dict[tuple[float, bool], Any] = field(init=False, default_factory=dict)  # made from it, kept by obs.py
+    factors: dict[tuple[float, bool], Any] = field(init=False, default_factory=dict)  # made from it by the sweep
 
     def __post_init__(self) -> None:
         self.square_sum = torch.zeros(self.in_features, dtype=torch.float64, device=self.device)
@@ -80,3 +80,12 @@ class InputStatistics:
         """||W X||^2 = sum of (W H) * W for a weight (out, in); of a difference of weights: the squared output error."""
         assert self.hessian is not None, "the output error needs the Hessian"
         return float(torch.sum((weight @ self.hessian) * weight, dtype=torch.float64))
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a method goes by beside the weight itself."""
+
+    statistics: InputStatistics
+    held: torch.Tensor | None  # (out, in) bool: what an earlier step pruned (False) stays exactly zero
+    scale_dtype: torch.dtype  # how scales are stored

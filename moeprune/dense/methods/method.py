@@ -1,15 +1,18 @@
 """What every dense method is: its config section, and the call that compresses one weight."""
 
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from moeprune.dense.methods.kinds import ROLES, Kind, Needs
+from moeprune.artifacts.errors import InputError
+from moeprune.dense.methods.kinds import ROLES, Kind, Needs, Pattern, pruned_count
 
 if TYPE_CHECKING:
     import torch
 
-    from moeprune.dense.methods.inputs import InputStatistics
+    from moeprune.dense.methods.inputs import Conditions, InputStatistics
     from moeprune.dense.methods.result import DenseResult
 
 
@@ -28,8 +31,6 @@ class DenseMethod(BaseModel):
     @field_validator("targets")
     @classmethod
     def _known_targets(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
-        import re
-
         for target in targets:
             if target.startswith("re:"):
                 try:
@@ -50,13 +51,14 @@ class DenseMethod(BaseModel):
     ) -> "DenseResult":
         """The weight (out, in) float32 compressed; the argument is left alone.
 
-        `held` (out, in) bool: what an earlier stage pruned (False) stays exactly zero. `scale_dtype`: how scales are
+        `held` (out, in) bool: what an earlier step pruned (False) stays exactly zero. `scale_dtype`: how scales are
         stored (default float32). With fewer than `minimum_tokens` calibration rows, or a Hessian that stays indefinite
         up to the damping cap, the named fallback is used, and the result says so.
         Raises InputError for NaN or infinity in the weight and for shapes that the pattern or group size does not fit.
         """
         import torch
 
+        from moeprune.dense.methods.inputs import Conditions
         from moeprune.dense.methods.result import check_finite
         from moeprune.dense.methods.sweep import NotPositiveDefinite
 
@@ -64,22 +66,16 @@ class DenseMethod(BaseModel):
         assert weight.dtype == torch.float32, "kernels work in float32"
         check_finite(weight, statistics.layer, "the weight")
         self.check_shape(statistics.layer, weight.shape[1])
-        dtype = scale_dtype or torch.float32
+        given = Conditions(statistics, held, scale_dtype or torch.float32)
         if self.needs != "nothing" and statistics.tokens < self.minimum_tokens:
             reason = f"{statistics.tokens} calibration tokens, fewer than minimum_tokens={self.minimum_tokens}"
-            return self._fall_back(self._weights_only(), reason, weight, statistics, held, dtype)
+            return self._fall_back(self._weights_only(), reason, weight, given)
         try:
-            return self._compress(weight, statistics, held, dtype)
+            return self._compress(weight, given)
         except NotPositiveDefinite as error:
-            return self._fall_back(self._without_hessian(), str(error), weight, statistics, held, dtype)
+            return self._fall_back(self._without_hessian(), str(error), weight, given)
 
-    def _compress(
-        self,
-        weight: "torch.Tensor",
-        statistics: "InputStatistics",
-        held: "torch.Tensor | None",
-        scale_dtype: "torch.dtype",
-    ) -> "DenseResult":
+    def _compress(self, weight: "torch.Tensor", given: "Conditions") -> "DenseResult":
         raise NotImplementedError
 
     def check_shape(self, layer: str, in_features: int) -> None:
@@ -94,20 +90,12 @@ class DenseMethod(BaseModel):
         return self._weights_only()
 
     def _fall_back(
-        self,
-        method: "DenseMethod",
-        reason: str,
-        weight: "torch.Tensor",
-        statistics: "InputStatistics",
-        held: "torch.Tensor | None",
-        scale_dtype: "torch.dtype",
+        self, method: "DenseMethod", reason: str, weight: "torch.Tensor", given: "Conditions"
     ) -> "DenseResult":
-        from dataclasses import replace
-
-        result = method._compress(weight, statistics, held, scale_dtype)
+        result = method._compress(weight, given)
         name: str = method.name  # type: ignore[attr-defined]
-        told = f"{statistics.layer}: {reason}; fell back to {name}"
-        return replace(result, fallback=result.fallback or name, warnings=[told, *result.warnings])
+        warning = f"{given.statistics.layer}: {reason}; fell back to {name}"
+        return replace(result, fallback=result.fallback or name, warnings=[warning, *result.warnings])
 
 
 class Pruning(DenseMethod):
@@ -122,13 +110,9 @@ class Pruning(DenseMethod):
     @field_validator("pattern")
     @classmethod
     def _known_pattern(cls, pattern: str | None) -> str | None:
-        from moeprune.dense.methods.patterns import Pattern
-
         return pattern if pattern is None else str(Pattern.parse(pattern))
 
     def model_post_init(self, context: object) -> None:
-        from moeprune.dense.methods.patterns import Pattern
-
         if self.pattern is None:
             if self.sparsity is None:
                 object.__setattr__(self, "sparsity", 0.5)
@@ -142,9 +126,6 @@ class Pruning(DenseMethod):
             )
 
     def check_shape(self, layer: str, in_features: int) -> None:
-        from moeprune.artifacts.errors import InputError
-        from moeprune.dense.methods.patterns import Pattern, pruned_count
-
         if self.by_row and self.pattern is None and not pruned_count(self.sparsity or 0.0, in_features):
             raise InputError(
                 f"{layer}: sparsity {self.sparsity:g} of its {in_features} inputs is less than one, so nothing "
@@ -158,7 +139,7 @@ class Pruning(DenseMethod):
 
     def _drops(self, scores: "torch.Tensor", held: "torch.Tensor | None") -> "torch.Tensor":
         """True (out, in) at the smallest scores of each row, or of each group; what was dropped before goes first."""
-        from moeprune.dense.methods.patterns import Pattern, pruned_count, smallest_in_groups, smallest_per_row
+        from moeprune.dense.methods.patterns import smallest_in_groups, smallest_per_row
 
         if held is not None:
             scores = scores.masked_fill(~held, -1.0)

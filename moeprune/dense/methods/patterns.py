@@ -1,54 +1,17 @@
-"""Which weights go: sparsity patterns, and exact choice of the smallest scores. Ties go to the lowest column.
-
-How a sweep decides which weights go.
-"""
+"""Which weights go: exact choice of the smallest scores, ties to the lowest column, and how a sweep decides."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
-if TYPE_CHECKING:
-    import torch
+from moeprune.dense.methods.kinds import Pattern, pruned_count
 
 _SMALL_GROUP = 8  # up to here ranks come from pairwise comparisons, which beat sorting
 
 
-@dataclass(frozen=True)
-class Pattern:
-    """N:M sparsity: at most `kept` non-zeros in every aligned run of `group` input columns."""
-
-    kept: int
-    group: int
-
-    @classmethod
-    def parse(cls, text: str) -> "Pattern":
-        """`2:4` -> two of four stay. Raises ValueError for anything that is not N:M with 0 < N < M."""
-        parts = text.split(":")
-        if len(parts) != 2 or not all(part.isascii() and part.isdigit() for part in parts):
-            raise ValueError(f"pattern {text!r} is not N:M (N weights stay of every M), e.g. 2:4")
-        kept, group = (int(part) for part in parts)
-        if not 0 < kept < group:
-            raise ValueError(f"pattern {text!r}: N must be at least 1 and less than M, e.g. 2:4")
-        return cls(kept, group)
-
-    @property
-    def sparsity(self) -> float:
-        return 1.0 - self.kept / self.group
-
-    def __str__(self) -> str:
-        return f"{self.kept}:{self.group}"
-
-
-def pruned_count(sparsity: float, total: int) -> int:
-    """How many of `total` weights go: the floor, with the last bit of a product like 0.3 * 10 forgiven."""
-    return int(sparsity * total + 1e-9 * total)
-
-
-def smallest_per_row(scores: "torch.Tensor", count: int) -> "torch.Tensor":
+def smallest_per_row(scores: torch.Tensor, count: int) -> torch.Tensor:
     """True at the `count` smallest scores of each row of (rows, columns); exactly `count` of them."""
-    import torch
-
     if count <= 0:
         return torch.zeros_like(scores, dtype=torch.bool)
     threshold = _kth_smallest(scores, count)
@@ -61,10 +24,8 @@ def smallest_per_row(scores: "torch.Tensor", count: int) -> "torch.Tensor":
     return smallest & ~(tied & (later <= excess[:, None]))
 
 
-def smallest_in_groups(scores: "torch.Tensor", pattern: Pattern, *, dim: int) -> "torch.Tensor":
+def smallest_in_groups(scores: torch.Tensor, pattern: Pattern, *, dim: int) -> torch.Tensor:
     """True at the `group - kept` smallest scores of each aligned run of `group` along `dim`; same shape as scores."""
-    import torch
-
     pruned = pattern.group - pattern.kept
     groups = scores.unflatten(dim, (-1, pattern.group))
     axis = dim + 1
@@ -77,10 +38,8 @@ def smallest_in_groups(scores: "torch.Tensor", pattern: Pattern, *, dim: int) ->
     return chosen.flatten(dim, axis)
 
 
-def _ranks(parts: "list[torch.Tensor]") -> "list[torch.Tensor]":
+def _ranks(parts: list[torch.Tensor]) -> list[torch.Tensor]:
     """Place of each tensor's entry among the entries of all tensors at the same position, 0 for the smallest."""
-    import torch
-
     ranks = [torch.zeros_like(part, dtype=torch.uint8) for part in parts]
     for first in range(len(parts)):
         for second in range(first + 1, len(parts)):
@@ -90,10 +49,8 @@ def _ranks(parts: "list[torch.Tensor]") -> "list[torch.Tensor]":
     return ranks
 
 
-def _kth_smallest(scores: "torch.Tensor", count: int) -> "torch.Tensor":
+def _kth_smallest(scores: torch.Tensor, count: int) -> torch.Tensor:
     """The `count`-th smallest of each row, (rows, 1)."""
-    import torch
-
     if scores.device.type == "cpu":
         # numpy's partition uses vector instructions: ten times faster than torch's selection, the same number
         rows = scores.detach().numpy().copy()

@@ -1,40 +1,53 @@
-"""Fewer bits as integers: rounding to nearest, GPTQ (2210.17323), and the sweep that prunes and quantises in one pass.
+"""Methods that store fewer bits a weight: integers, float8 (e4m3) and NF4 (2305.14314).
+
+Integers are rounded to nearest, along the sweep (GPTQ, 2210.17323), in one sweep with pruning (joint), or after scaling
+the inputs that are large, so that their weights round more finely (AWQ, 2306.00978).
 
 HWPQ (2501.16376) is not here: only its abstract and its reviews could be read, and the score as reviewed shrinks where
 inputs are large, the opposite of every other score; what would carry its name would be a guess. Its parts, float8 and
 2:4, are offered under their own names.
-
-Float8 (e4m3) and NF4 (2305.14314): rounding to formats that engines know, no data needed.
-
-AWQ (2306.00978): scale the inputs that are large before rounding, so that their weights round more finely.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from moeprune.artifacts.errors import InputError
 from moeprune.dense.methods.kinds import Kind, Needs
-from moeprune.dense.methods.method import DenseMethod, Pruning
-from moeprune.dense.methods.pruning import Magnitude, Wanda, sparsegpt_choice
+from moeprune.dense.methods.method import DenseMethod
+from moeprune.dense.methods.pruning import HessianPruning
 
 if TYPE_CHECKING:
     import torch
 
-    from moeprune.dense.methods.codes import IntegerGrid
-    from moeprune.dense.methods.inputs import InputStatistics
+    from moeprune.dense.methods.codes import IntegerCodes
+    from moeprune.dense.methods.inputs import Conditions, InputStatistics
     from moeprune.dense.methods.result import DenseResult
+
+SEARCH_ROWS = 512  # outputs that AWQ's search measures on: one scale serves all rows, an even sample of them decides
 
 
 def check_group(layer: str, in_features: int, group_size: int | None, field: str = "group_size") -> None:
     """Raises InputError when the group size does not divide the inputs, naming sizes that do."""
-    from moeprune.artifacts.errors import InputError
-
     if group_size is not None and in_features % group_size:
         fits = [size for size in (128, 64, 32, 16, 8) if in_features % size == 0]
         raise InputError(
             f"{layer}: {field} {group_size} does not divide its {in_features} inputs; "
             f"use {' or '.join(map(str, fits)) or 'null'}{', or null for one scale a row' if fits else ''}"
         )
+
+
+def integer_codes(options: "Integers | Joint", scale_dtype: "torch.dtype") -> "IntegerCodes":
+    """The codes that the options ask for."""
+    from moeprune.dense.methods.codes import IntegerCodes
+
+    return IntegerCodes(options.bits, options.symmetric, options.group_size, scale_dtype, options.scale == "mse")
+
+
+def nearest(options: "Integers | Joint") -> "RTN":
+    """Plain rounding to the same codes."""
+    return RTN(bits=options.bits, group_size=options.group_size, symmetric=options.symmetric, scale=options.scale)
 
 
 class Integers(DenseMethod):
@@ -47,16 +60,11 @@ class Integers(DenseMethod):
     symmetric: bool = True
     scale: Literal["mse", "max"] = "mse"  # mse: clip a group's largest weights where that lowers its squared error
 
-    def _grid(self, scale_dtype: "torch.dtype") -> "IntegerGrid":
-        from moeprune.dense.methods.codes import IntegerGrid
-
-        return IntegerGrid(self.bits, self.symmetric, self.group_size, scale_dtype, self.scale == "mse")
-
     def check_shape(self, layer: str, in_features: int) -> None:
         check_group(layer, in_features, self.group_size)
 
     def _weights_only(self) -> DenseMethod:
-        return RTN(bits=self.bits, group_size=self.group_size, symmetric=self.symmetric, scale=self.scale)
+        return nearest(self)
 
 
 class RTN(Integers):
@@ -67,21 +75,18 @@ class RTN(Integers):
 
     scale: Literal["mse", "max"] = "max"
 
-    def _compress(
-        self,
-        weight: "torch.Tensor",
-        statistics: "InputStatistics",
-        held: "torch.Tensor | None",
-        scale_dtype: "torch.dtype",
-    ) -> "DenseResult":
-        from moeprune.dense.methods.result import DenseResult, Grid, hold
+    def _compress(self, weight: "torch.Tensor", given: "Conditions") -> "DenseResult":
+        from einops import rearrange
 
-        grid = self._grid(scale_dtype)
-        groups = weight.unflatten(1, (-1, self.group_size or weight.shape[1])).clone()
-        scale, zero = grid.fit(groups, dim=2)
-        rounded = grid.round_into(groups, scale[..., None], None if zero is None else zero[..., None]).flatten(1)
-        layout = Grid("int", self.bits, self.group_size, self.symmetric, scale, zero)
-        return DenseResult(hold(rounded, held), held, layout)
+        from moeprune.dense.methods.result import DenseResult, Quantised, hold
+
+        codes, size = integer_codes(self, given.scale_dtype), self.group_size or weight.shape[1]
+        groups = rearrange(weight, "rows (groups size) -> rows groups size", size=size).clone()
+        scale, zero = codes.fit(groups, dim=2)
+        codes.round_into(groups, scale[..., None], None if zero is None else zero[..., None])
+        rounded = rearrange(groups, "rows groups size -> rows (groups size)")
+        layout = Quantised("int", self.bits, self.group_size, self.symmetric, scale, zero)
+        return DenseResult(hold(rounded, given.held), given.held, layout)
 
 
 class GPTQ(Integers):
@@ -93,27 +98,22 @@ class GPTQ(Integers):
     damping: float = Field(default=0.01, gt=0, le=1)  # of the Hessian's mean diagonal
     activation_order: Literal["auto", "static", "off"] = "auto"
 
-    def _compress(
-        self,
-        weight: "torch.Tensor",
-        statistics: "InputStatistics",
-        held: "torch.Tensor | None",
-        scale_dtype: "torch.dtype",
-    ) -> "DenseResult":
+    def _compress(self, weight: "torch.Tensor", given: "Conditions") -> "DenseResult":
         from moeprune.dense.methods.sweep import swept_result
 
-        ordered = self.activation_order == "static" or (self.activation_order == "auto" and held is None)
-        grid = self._grid(scale_dtype)
-        return swept_result(weight, statistics, self.damping, grid=grid, held=held, activation_order=ordered)
+        ordered = self.activation_order == "static" or (self.activation_order == "auto" and given.held is None)
+        codes = integer_codes(self, given.scale_dtype)
+        return swept_result(
+            weight, given.statistics, self.damping, codes=codes, held=given.held, activation_order=ordered
+        )
 
 
-class Joint(Pruning):
+class Joint(HessianPruning):
     """SparseGPT's choice and GPTQ's rounding in one sweep, so that each answers the other's error (2301.00774)."""
 
     name: Literal["joint"] = "joint"
     kind: ClassVar[Kind] = "joint"
     by_row: ClassVar[bool] = False
-    needs: ClassVar[Needs] = "hessian"
 
     bits: int = Field(default=4, ge=2, le=8)
     group_size: int | None = Field(default=128, ge=2)  # null: one scale a row
@@ -125,48 +125,20 @@ class Joint(Pruning):
         super().check_shape(layer, in_features)
         check_group(layer, in_features, self.group_size)
 
-    def _compress(
-        self,
-        weight: "torch.Tensor",
-        statistics: "InputStatistics",
-        held: "torch.Tensor | None",
-        scale_dtype: "torch.dtype",
-    ) -> "DenseResult":
-        from moeprune.dense.methods.codes import IntegerGrid
+    def _compress(self, weight: "torch.Tensor", given: "Conditions") -> "DenseResult":
         from moeprune.dense.methods.sweep import swept_result
 
-        grid = IntegerGrid(self.bits, self.symmetric, self.group_size, scale_dtype, self.scale == "mse")
-        return swept_result(weight, statistics, self.damping, choice=sparsegpt_choice(self), grid=grid, held=held)
-
-    def _weights_only(self) -> DenseMethod:
-        return Magnitude(sparsity=self.sparsity, pattern=self.pattern)
-
-    def _without_hessian(self) -> DenseMethod:
-        return Wanda(sparsity=self.sparsity, pattern=self.pattern)
+        codes = integer_codes(self, given.scale_dtype)
+        return swept_result(weight, given.statistics, self.damping, choice=self._choice(), codes=codes, held=given.held)
 
     def _fall_back(
-        self,
-        method: DenseMethod,
-        reason: str,
-        weight: "torch.Tensor",
-        statistics: "InputStatistics",
-        held: "torch.Tensor | None",
-        scale_dtype: "torch.dtype",
+        self, method: DenseMethod, reason: str, weight: "torch.Tensor", given: "Conditions"
     ) -> "DenseResult":
         """The fallback prunes; what stays is rounded to the nearest code, so that the layout is the one asked for."""
-        from dataclasses import replace
-
-        pruned = super()._fall_back(method, reason, weight, statistics, held, scale_dtype)
-        rounding = RTN(bits=self.bits, group_size=self.group_size, symmetric=self.symmetric, scale=self.scale)
-        rounded = rounding._compress(pruned.weight, statistics, pruned.mask, scale_dtype)
-        return replace(pruned, weight=rounded.weight, grid=rounded.grid, fallback=f"{pruned.fallback} then rtn")
-
-
-if TYPE_CHECKING:
-    import torch
-
-    from moeprune.dense.methods.inputs import InputStatistics
-    from moeprune.dense.methods.result import DenseResult
+        pruned = super()._fall_back(method, reason, weight, given)
+        rounded = nearest(self)._compress(pruned.weight, replace(given, held=pruned.mask))
+        fallback = f"{pruned.fallback} then rtn"
+        return replace(pruned, weight=rounded.weight, quantised=rounded.quantised, fallback=fallback)
 
 
 class FP8(DenseMethod):
@@ -178,18 +150,14 @@ class FP8(DenseMethod):
 
     scale: Literal["channel", "tensor"] = "channel"
 
-    def _compress(
-        self,
-        weight: "torch.Tensor",
-        statistics: "InputStatistics",
-        held: "torch.Tensor | None",
-        scale_dtype: "torch.dtype",
-    ) -> "DenseResult":
+    def _compress(self, weight: "torch.Tensor", given: "Conditions") -> "DenseResult":
         from moeprune.dense.methods.codes import float8_scale, round_float8
-        from moeprune.dense.methods.result import DenseResult, Grid, hold
+        from moeprune.dense.methods.result import DenseResult, Quantised, hold
 
-        scale = float8_scale(weight, dim=1 if self.scale == "channel" else None, dtype=scale_dtype)
-        return DenseResult(hold(round_float8(weight, scale), held), held, Grid("fp8", 8, None, True, scale))
+        scale = float8_scale(weight, dim=1 if self.scale == "channel" else None, dtype=given.scale_dtype)
+        return DenseResult(
+            hold(round_float8(weight, scale), given.held), given.held, Quantised("fp8", 8, None, True, scale)
+        )
 
 
 class NF4(DenseMethod):
@@ -201,36 +169,21 @@ class NF4(DenseMethod):
 
     block_size: int = Field(default=64, ge=2)
 
-    def _compress(
-        self,
-        weight: "torch.Tensor",
-        statistics: "InputStatistics",
-        held: "torch.Tensor | None",
-        scale_dtype: "torch.dtype",
-    ) -> "DenseResult":
+    def _compress(self, weight: "torch.Tensor", given: "Conditions") -> "DenseResult":
         from torch.nn.functional import pad
 
         from moeprune.dense.methods.codes import round_nf4
-        from moeprune.dense.methods.result import DenseResult, Grid, hold
+        from moeprune.dense.methods.result import DenseResult, Quantised, hold
 
         flat = weight.flatten()
         blocks = pad(flat, (0, -flat.numel() % self.block_size)).view(-1, self.block_size)
         rounded, scale = round_nf4(blocks)
         rounded = rounded.flatten()[: flat.numel()].view_as(weight)
-        return DenseResult(hold(rounded, held), held, Grid("nf4", 4, self.block_size, True, scale))
-
-
-if TYPE_CHECKING:
-    import torch
-
-    from moeprune.dense.methods.inputs import InputStatistics
-    from moeprune.dense.methods.result import DenseResult
-
-SEARCH_ROWS = 512  # outputs that the search measures on: one scale serves all rows, an even sample of them decides
+        return DenseResult(hold(rounded, given.held), given.held, Quantised("nf4", 4, self.block_size, True, scale))
 
 
 class AWQ(Integers):
-    """W' = round(W diag(s)) diag(s)^-1 with s = mean|x|^a, a searched on a grid by the output error.
+    """W' = round(W diag(s)) diag(s)^-1 with s = mean|x|^a, a searched in equal steps by the output error.
 
     a = 0 is plain rounding, so the result is never worse than rtn on the rows measured. Stored integers need s folded
     into the layer before; without that fold the result is for evaluation in memory.
@@ -242,30 +195,22 @@ class AWQ(Integers):
     scale: Literal["mse", "max"] = "max"
     search_steps: int = Field(default=20, ge=1)
 
-    def _compress(
-        self,
-        weight: "torch.Tensor",
-        statistics: "InputStatistics",
-        held: "torch.Tensor | None",
-        scale_dtype: "torch.dtype",
-    ) -> "DenseResult":
-        from dataclasses import replace
-
+    def _compress(self, weight: "torch.Tensor", given: "Conditions") -> "DenseResult":
         from moeprune.dense.methods.result import hold
 
+        statistics = given.statistics
         sample = weight[:: max(1, -(-weight.shape[0] // SEARCH_ROWS))].contiguous()
         best, best_error = None, float("inf")
         for step in range(self.search_steps):
             columns = self._columns(statistics, step / self.search_steps)
-            change = self._rounded(sample, statistics, columns, scale_dtype).weight - sample
-            error = statistics.output_energy(change)
+            error = statistics.output_energy(self._rounded(sample, given, columns).weight - sample)
             if error < best_error:
                 best, best_error = columns, error
         assert best is not None
-        result = self._rounded(weight, statistics, best, scale_dtype)
-        assert result.grid is not None
-        grid = replace(result.grid, column_scale=best)
-        return replace(result, weight=hold(result.weight, held), mask=held, grid=grid)
+        result = self._rounded(weight, given, best)
+        assert result.quantised is not None
+        quantised = replace(result.quantised, column_scale=best)
+        return replace(result, weight=hold(result.weight, given.held), mask=given.held, quantised=quantised)
 
     @staticmethod
     def _columns(statistics: "InputStatistics", exponent: float) -> "torch.Tensor":
@@ -273,10 +218,6 @@ class AWQ(Integers):
         scale = statistics.mean_absolute().pow(exponent).clamp(min=1e-4)
         return scale / (scale.max() * scale.min()).sqrt()
 
-    def _rounded(
-        self, weight: "torch.Tensor", statistics: "InputStatistics", columns: "torch.Tensor", dtype: "torch.dtype"
-    ) -> "DenseResult":
-        from dataclasses import replace
-
-        rounded = self._weights_only()._compress(weight * columns, statistics, None, dtype)
+    def _rounded(self, weight: "torch.Tensor", given: "Conditions", columns: "torch.Tensor") -> "DenseResult":
+        rounded = self._weights_only()._compress(weight * columns, replace(given, held=None))
         return replace(rounded, weight=rounded.weight / columns)

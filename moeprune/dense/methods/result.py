@@ -1,15 +1,16 @@
-"""What a kernel returns, and the counts that are taken again after every stage and after reload."""
+"""What a kernel returns, and the counts that are taken again after every step and after reload."""
 
 from dataclasses import dataclass, field
 
 import torch
+from einops import reduce
 
 from moeprune.artifacts.errors import InputError
-from moeprune.dense.methods.patterns import Pattern
+from moeprune.dense.methods.kinds import Pattern
 
 
 @dataclass(frozen=True)
-class Grid:
+class Quantised:
     """How a quantised weight is laid out: enough to pack it again without loss.
 
     Weight (out, in) = (code - zero) * scale, scale and zero repeated over groups of `group_size` columns (None: one
@@ -37,7 +38,7 @@ class DenseResult:
 
     weight: torch.Tensor  # zeros where the mask says; quantised weights are given back dequantised
     mask: torch.Tensor | None = None  # (out, in) bool, True where a weight stays; None: nothing is pruned
-    grid: Grid | None = None  # None: not quantised
+    quantised: Quantised | None = None  # None: not quantised
     damping: float | None = None  # of the Hessian's mean diagonal, after any raise; None: no Hessian was used
     damping_steps: int = 0  # how often damping had to be raised
     dead_columns: int = 0  # inputs that were zero on all of the calibration data
@@ -62,7 +63,7 @@ def holds_mask(weight: torch.Tensor, mask: torch.Tensor) -> bool:
 
 def follows(weight: torch.Tensor, pattern: Pattern) -> bool:
     """Whether every run of `pattern.group` columns of the weight (out, in) has at most `pattern.kept` non-zeros."""
-    filled = (weight != 0).unflatten(1, (-1, pattern.group)).sum(-1)
+    filled = reduce(weight != 0, "rows (groups size) -> rows groups", "sum", size=pattern.group)
     return bool((filled <= pattern.kept).all())
 
 

@@ -10,10 +10,6 @@ one product that only reads the earlier columns, and a small triangle. Inside th
 current moves the later ones by c_j inv(T)_ji, the papers' U_ji / U_jj. A sum of d over earlier columns alone would not
 do: it is the answer of a column whose neighbours may not answer, and choices look at several columns at once.
 The weight is held transposed, so a column is contiguous.
-
-From a layer's statistics to a swept weight: factor, sweep, and what is reported.
-
-The damped Cholesky factor that the sweep walks along.
 """
 
 import math
@@ -21,10 +17,10 @@ from dataclasses import dataclass
 
 import torch
 
-from moeprune.dense.methods.codes import IntegerGrid
+from moeprune.dense.methods.codes import IntegerCodes
 from moeprune.dense.methods.inputs import InputStatistics
 from moeprune.dense.methods.patterns import Choice, Fixed, Groups
-from moeprune.dense.methods.result import DenseResult, Grid
+from moeprune.dense.methods.result import DenseResult, Quantised
 
 DAMPING_CAP = 1.0  # of the mean diagonal: beyond it the inputs' correlations no longer decide anything
 DAMPING_STEP = 10.0
@@ -93,11 +89,11 @@ def sweep(
     factor: Factor,
     *,
     choice: Choice | None = None,
-    grid: IntegerGrid | None = None,
+    codes: IntegerCodes | None = None,
     held: torch.Tensor | None = None,
     order: torch.Tensor | None = None,
 ) -> Swept:
-    """The weight (out, in) float32 pruned by `choice` and rounded to `grid` with errors answered along the sweep.
+    """The weight (out, in) float32 pruned by `choice` and rounded to `codes` with errors answered along the sweep.
 
     What the mask `held` (out, in) dropped before stays dropped and counts towards the choice; alone it is the choice.
     `order` (in,) is the processing order the factor was made for; with it the scales are fixed before the sweep on
@@ -108,8 +104,9 @@ def sweep(
         held = held[:, order]
     if held is not None and choice is None:
         choice, held = Fixed(held), None
-    state = _State(weight, factor, choice, grid, held, order)
-    for start, stop in state.blocks():
+    state = _State(weight, factor, choice, codes, held, order)
+    for start in range(0, state.columns, state.block):
+        stop = min(start + state.block, state.columns)
         state.open_block(start, stop)
         for first in range(start, stop, state.sub_block):
             state.sub_block_pass(first, min(first + state.sub_block, stop))
@@ -125,18 +122,18 @@ class _State:
         weight: torch.Tensor,
         factor: Factor,
         choice: Choice | None,
-        grid: IntegerGrid | None,
+        codes: IntegerCodes | None,
         held: torch.Tensor | None,
         order: torch.Tensor | None,
     ) -> None:
         assert weight.dtype == torch.float32, "kernels work in float32"
-        self.factor, self.choice, self.grid, self.order = factor, choice, grid, order
+        self.factor, self.choice, self.codes, self.order = factor, choice, codes, order
         self.columns, self.rows = weight.shape[1], weight.shape[0]
         self.values = (weight if order is None else weight[:, order]).T.contiguous()
         if self.values.data_ptr() == weight.data_ptr():  # a single row or column: .T.contiguous() did not copy
             self.values = self.values.clone()
         self.values[factor.dead] = 0
-        self.gone = None if held is None else ~held.T  # (in, out): dropped by an earlier stage
+        self.gone = None if held is None else ~held.T  # (in, out): dropped by an earlier step
         self.changes = torch.empty_like(self.values)  # d = fixed - original, (in, out)
         self.keeps = None if choice is None else torch.empty_like(self.values, dtype=torch.bool)
         self.scales: torch.Tensor | None = None  # (groups, out)
@@ -147,35 +144,33 @@ class _State:
         self._fit_scales_ahead()
 
     def _sizes(self) -> tuple[int, int]:
-        """Block and sub-block width so that no group of the pattern or the grid straddles a border."""
+        """Block and sub-block width so that no group of the pattern or of the codes straddles a border."""
         units = [1]
         if isinstance(self.choice, Groups):
             units.append(self.choice.unit)
-        if self.grid is not None and self.grid.group_size is not None and self.order is None:
-            units.append(self.grid.group_size)
-        block = _multiple_from(BLOCK, units)
+        if self.codes is not None and self.codes.group_size is not None and self.order is None:
+            units.append(self.codes.group_size)
+        common = math.lcm(*units)
+        block = common * -(-BLOCK // common)
         fits = (size for size in range(SUB_BLOCK, block + 1) if block % size == 0)
         sub_block = next(s for s in fits if all(s % unit == 0 or unit % s == 0 for unit in units))
         return block, sub_block
 
     def _fit_scales_ahead(self) -> None:
         """Scales (groups, out) that do not depend on the sweep: one a row, or static act-order groups."""
-        if self.grid is None:
+        if self.codes is None:
             return
-        size = self.grid.group_size or self.columns
+        size = self.codes.group_size or self.columns
         groups = self.columns // size
         columns = torch.arange(self.columns, device=self.values.device) if self.order is None else self.order
         self.group_of = (columns // size).tolist()
         self.fit_on_the_way = self.order is None and groups > 1
         if self.fit_on_the_way:
             self.scales = self.values.new_empty(groups, self.rows)
-            self.zeros = None if self.grid.symmetric else torch.empty_like(self.scales)
+            self.zeros = None if self.codes.symmetric else torch.empty_like(self.scales)
             return
         original = self.values if self.order is None else self.values[torch.argsort(self.order)]
-        self.scales, self.zeros = self.grid.fit(original.view(groups, size, self.rows), dim=1)
-
-    def blocks(self) -> list[tuple[int, int]]:
-        return [(start, min(start + self.block, self.columns)) for start in range(0, self.columns, self.block)]
+        self.scales, self.zeros = self.codes.fit(original.view(groups, size, self.rows), dim=1)
 
     def open_block(self, start: int, stop: int) -> None:
         """`current`: the block's columns as they should be after everything that earlier blocks did."""
@@ -217,18 +212,18 @@ class _State:
 
     def _fit(self, column: int) -> None:
         """Fit the scale of the group that starts here, on the weights that would stay as things are now."""
-        if self.grid is None or not self.fit_on_the_way or column % (self.grid.group_size or 1) != 0:
+        if self.codes is None or not self.fit_on_the_way or column % (self.codes.group_size or 1) != 0:
             return
-        assert self.grid.group_size is not None
+        assert self.codes.group_size is not None
         assert self.scales is not None
-        a, count = column - self.start, self.grid.group_size
+        a, count = column - self.start, self.codes.group_size
         values = self.current[a : a + count]
         if isinstance(self.choice, Groups):
             values = values.masked_fill(self._pruned(self.choice, column, count), 0)
         elif self.keeps is not None:
             values = values * self.keeps[column : column + count]
         group = column // count
-        scale, zero = self.grid.fit(values, dim=0)
+        scale, zero = self.codes.fit(values, dim=0)
         self.scales[group] = scale
         if zero is not None and self.zeros is not None:
             self.zeros[group] = zero
@@ -236,10 +231,10 @@ class _State:
     def _fix(self, column: int, last: int) -> None:
         a, b = column - self.start, last - self.start
         target, error = self.current[a], self.errors[a].copy_(self.current[a])
-        if self.grid is not None:
+        if self.codes is not None:
             assert self.scales is not None
             group = self.group_of[column]
-            self.grid.round_into(target, self.scales[group], None if self.zeros is None else self.zeros[group])
+            self.codes.round_into(target, self.scales[group], None if self.zeros is None else self.zeros[group])
         if self.keeps is not None:
             target.mul_(self.keeps[column])
         torch.sub(target, error, out=error)
@@ -259,19 +254,13 @@ class _State:
         return Swept(self.values[back].T.contiguous(), mask, scale, zero)
 
 
-def _multiple_from(size: int, units: list[int]) -> int:
-    """The smallest common multiple of the units that is at least `size`."""
-    common = math.lcm(*units)
-    return common * -(-size // common)
-
-
 def swept_result(
     weight: torch.Tensor,
     statistics: InputStatistics,
     damping: float,
     *,
     choice: Choice | None = None,
-    grid: IntegerGrid | None = None,
+    codes: IntegerCodes | None = None,
     held: torch.Tensor | None = None,
     activation_order: bool = False,
 ) -> DenseResult:
@@ -280,20 +269,19 @@ def swept_result(
     Raises NotPositiveDefinite when damping reaches its cap.
     """
     factor, order = _factor(statistics, damping, activation_order)
-    swept = sweep(weight, factor, choice=choice, grid=grid, held=held, order=order)
-    warnings = []
-    if factor.steps:
-        warnings.append(
-            f"{statistics.layer}: damping raised {factor.steps} times, from {damping:g} to {factor.damping:g}"
-        )
+    swept = sweep(weight, factor, choice=choice, codes=codes, held=held, order=order)
+    quantised = None
+    if codes is not None and swept.scale is not None:
+        quantised = Quantised("int", codes.bits, codes.group_size, codes.symmetric, swept.scale, swept.zero)
+    raised = f"{statistics.layer}: damping raised {factor.steps} times, from {damping:g} to {factor.damping:g}"
     return DenseResult(
         swept.weight,
         swept.mask,
-        None if grid is None or swept.scale is None else _layout(grid, swept.scale, swept.zero),
+        quantised,
         damping=factor.damping,
         damping_steps=factor.steps,
         dead_columns=int(factor.dead.sum()),
-        warnings=warnings,
+        warnings=[raised] if factor.steps else [],
     )
 
 
@@ -306,7 +294,3 @@ def _factor(statistics: InputStatistics, damping: float, activation_order: bool)
         order = torch.argsort(hessian.diagonal(), descending=True, stable=True) if activation_order else None
         statistics.factors[key] = (factorise(hessian, damping, order=order), order)
     return statistics.factors[key]
-
-
-def _layout(grid: IntegerGrid, scale: torch.Tensor, zero: torch.Tensor | None) -> Grid:
-    return Grid("int", grid.bits, grid.group_size, grid.symmetric, scale, zero)
