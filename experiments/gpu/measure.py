@@ -21,6 +21,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 import moeprune as mp
 from moeprune.data.trajectories import TokenSet
 from moeprune.evaluation.speed import speed
+from moeprune.evaluation.students import pruned_students
 from moeprune.models.layers import find_moe_layers
 from moeprune.recording.accumulate import LayerSums
 from moeprune.recording.hooks import observed
@@ -109,7 +110,10 @@ def pruning(model: Any, tokens: TokenSet, rounds: int) -> list[Row]:
         f"{share:.0%}": mp.select(statistics_, mp.SelectionOptions.parse({"budget": {"prune": share}}))
         for share in shares
     }
-    return [{"pruned": label} | figures for label, figures in speed(model, plans, tokens, repeats=rounds).items()]
+    return [
+        {"pruned": label} | figures
+        for label, figures in speed(model, pruned_students(model, plans), tokens, repeats=rounds).items()
+    ]
 
 
 @torch.no_grad()

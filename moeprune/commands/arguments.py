@@ -13,7 +13,7 @@ from moeprune.artifacts.files import existing_parent
 from moeprune.console import speak
 
 if TYPE_CHECKING:
-    from moeprune.run.opened import Inputs
+    from moeprune.run.opened import Opened
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, e.g. selection.budget.prune=0.25")]
 Json = Annotated[bool, typer.Option("--json", help="Print a machine-readable summary instead.")]
@@ -64,10 +64,9 @@ def require_writable(path: Path, suffix: str) -> None:
         raise InputError(f"-o {path}: {parent} cannot be written to; give a name in another directory")
 
 
-def inputs_of(model: str, *, verb: str) -> "Inputs":
-    """The inputs of a config that names a model alone; `verb` stands in error messages."""
-    from moeprune.config.load import validate
-    from moeprune.config.schema import RunConfig
-    from moeprune.run.opened import Inputs
+def open_model(path: str) -> "Opened":
+    """The model at a path, with nothing read yet."""
+    from moeprune.models.options import ModelOptions
+    from moeprune.run.opened import Opened
 
-    return Inputs(validate(RunConfig, {"model": {"path": model}}, place=verb))
+    return Opened(ModelOptions(path=path))

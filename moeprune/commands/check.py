@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from moeprune.data.trajectories import Sequence as TokenSequence
     from moeprune.data.trajectories import TokenSet
     from moeprune.models.options import ModelOptions
-    from moeprune.run.opened import Inputs
+    from moeprune.run.run_data import Inputs
 
 UNITS = tuple(f"{prefix}{unit}" for prefix in "KMGT" for unit in ("B", "iB"))
 RATIOS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
@@ -47,8 +47,8 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
     from moeprune.artifacts.run import STAGES
     from moeprune.config.grid_file import is_grid
     from moeprune.config.load import load_run
-    from moeprune.run.opened import Inputs
-    from moeprune.run.pipeline import require
+    from moeprune.run.requirements import require_config, require_stages
+    from moeprune.run.run_data import Inputs
     from moeprune.selection.budget import layer_budgets
     from moeprune.selection.protection import named_experts
 
@@ -57,12 +57,12 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
         return _check_grid(path, overrides, limit)
     config = load_run(path, overrides)
     inputs = Inputs(config)
-    inputs.inspect()
-    require(inputs, STAGES)
-    model_type = inputs.checkpoint.config["model_type"]
-    say(f"model: {config.model.path} ({model_type}), fingerprint {inputs.fingerprint}")
-    must_keep = named_experts(inputs.layers, config.selection.budget)
-    budgets = layer_budgets(inputs.layers, config.selection.budget, must_keep)
+    require_config(inputs)
+    require_stages(inputs, STAGES)
+    model_type = inputs.model.checkpoint.config["model_type"]
+    say(f"model: {config.model.path} ({model_type}), fingerprint {inputs.model.fingerprint}")
+    must_keep = named_experts(inputs.model.layers, config.selection.budget)
+    budgets = layer_budgets(inputs.model.layers, config.selection.budget, must_keep)
     spread = config.selection.budget.scope == "global"
     for budget in [] if spread else budgets:
         say(f"budget: {budget}")
@@ -74,7 +74,7 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
     estimate = estimate_pass(inputs)
     say(
         f"estimate: {estimate['weight_bytes'] / 1e9:.2f} GB of weights in memory "
-        f"({inputs.loading_bytes / 1e9:.2f} GB at most while they load), "
+        f"({inputs.model.loading_bytes / 1e9:.2f} GB at most while they load), "
         f"{estimate['statistics_bytes'] / 1e6:,.1f} MB of statistics; recording {estimate['tokens']:,} tokens takes "
         f"about {estimate['seconds']:,.0f} s on this machine"
     )
@@ -84,7 +84,7 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
     )
     summary: dict[str, Any] = {
         "config": config.model_dump(mode="json"),
-        "model": {"model_type": model_type, "fingerprint": inputs.fingerprint},
+        "model": {"model_type": model_type, "fingerprint": inputs.model.fingerprint},
         "budget": [
             {"layer": b.layer.name, "num_experts": b.layer.num_experts, "kept": None if spread else b.kept}
             for b in budgets
@@ -102,8 +102,8 @@ def _engine_notes(inputs: "Inputs", kept: Sequence[int]) -> list[str]:
     """What serving engines do with these counts; the writer judges layers of multi-token prediction."""
     from moeprune.models.engine_limits import MTP_KEYS, notes
 
-    config = {**inputs.checkpoint.config, **dict.fromkeys(MTP_KEYS, 0)}
-    texts = [str(note) for note in notes(config, kept, top_k=max(layer.top_k for layer in inputs.layers))]
+    config = {**inputs.model.checkpoint.config, **dict.fromkeys(MTP_KEYS, 0)}
+    texts = [str(note) for note in notes(config, kept, top_k=max(layer.top_k for layer in inputs.model.layers))]
     for text in texts:
         warn(text)
     return texts
@@ -113,8 +113,8 @@ def _check_grid(path: Path, overrides: Sequence[str], memory: int | None) -> dic
     """The names of a grid's runs, each with a model and a budget that work; what of each model fits."""
     from moeprune.artifacts.run import STAGES
     from moeprune.config.grid_file import load_grid
-    from moeprune.run.opened import shared_inputs
-    from moeprune.run.pipeline import require
+    from moeprune.run.requirements import require_config, require_stages
+    from moeprune.run.run_data import shared_inputs
 
     runs = load_grid(path, overrides)
     loaded: dict[str, Inputs] = {}
@@ -122,8 +122,8 @@ def _check_grid(path: Path, overrides: Sequence[str], memory: int | None) -> dic
     for config in runs.values():
         inputs = shared_inputs(config, loaded)
         models.setdefault(config.model, inputs)
-        inputs.inspect()
-        require(inputs, STAGES)
+        require_config(inputs)
+        require_stages(inputs, STAGES)
     for name in runs:
         say(f"run: {name}")
     if memory is None:
@@ -135,7 +135,7 @@ def _check_grid(path: Path, overrides: Sequence[str], memory: int | None) -> dic
 def _describe_data(inputs: "Inputs", part: str) -> dict[str, Any]:
     from rich.console import Console
 
-    tokens = inputs.calibration if part == "calibration" else inputs.evaluation
+    tokens = inputs.data.calibration if part == "calibration" else inputs.data.evaluation
     for warning in tokens.warnings:
         warn(warning)
     console = Console(stderr=True)
@@ -143,7 +143,7 @@ def _describe_data(inputs: "Inputs", part: str) -> dict[str, Any]:
     if part == "calibration":
         for domain in tokens.manifest:
             say(f"{domain}: what counts of one trajectory")
-            console.print(example(tokens, inputs.tokenizer, domain))
+            console.print(example(tokens, inputs.model.tokenizer, domain))
     return {name: dict(manifest) for name, manifest in tokens.manifest.items()}
 
 
@@ -154,12 +154,12 @@ def estimate_pass(inputs: "Inputs") -> dict[str, Any]:
     """
     from moeprune.models.loading import number_bytes
 
-    checkpoint = inputs.checkpoint
+    checkpoint = inputs.model.checkpoint
     experts, others = _elements(checkpoint)
-    width = number_bytes(inputs.config.model.dtype, inputs.device_type)
+    width = number_bytes(inputs.config.model.dtype, inputs.model.device_type)
     layers = checkpoint.layers
     used = sum(layer.top_k / layer.num_experts for layer in layers) / len(layers)
-    tokens = inputs.calibration.tokens
+    tokens = inputs.data.calibration.tokens
     operations = 2 * tokens * (experts * used + others)
     domains = len(inputs.config.calibration.domains)
     cells = sum(3 * layer.num_experts**2 + 6 * layer.num_experts for layer in layers)
@@ -169,7 +169,7 @@ def estimate_pass(inputs: "Inputs") -> dict[str, Any]:
         "read_bytes": checkpoint.tensor_bytes,
         "statistics_bytes": 2 * 8 * domains * cells,
         "tokens": tokens,
-        "seconds": operations / _operations_per_second(inputs.device_type),
+        "seconds": operations / _operations_per_second(inputs.model.device_type),
     }
 
 
@@ -224,8 +224,8 @@ def fitting(inputs: "Inputs", memory: int) -> list[dict[str, Any]]:
 
     Experts in the format, everything else in bf16; engines need room for activations too, which is not counted.
     """
-    experts, others = _elements(inputs.checkpoint)
-    per_token = kv_bytes_per_token(inputs.checkpoint.config)
+    experts, others = _elements(inputs.model.checkpoint)
+    per_token = kv_bytes_per_token(inputs.model.checkpoint.config)
     rows = []
     for ratio in RATIOS:
         for name, bits in BITS.items():

@@ -1,7 +1,6 @@
 """`moeprune evaluate`: one model against its teacher, in memory or read layer by layer, of MoE and of dense models."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,21 +12,24 @@ from moeprune.checkpoint.record import keep_results
 from moeprune.commands.arguments import name_and_value, require_writable
 from moeprune.config.load import validate
 from moeprune.config.schema import RunConfig
-from moeprune.console import progress, say, warn
-from moeprune.evaluation.intervals import Comparison
-from moeprune.models.loading import device_of, load_config, local_directory
+from moeprune.console import say, warn
+from moeprune.data.trajectories import TokenSet
+from moeprune.evaluation.measure import compared, measure
+from moeprune.evaluation.students import Student
+from moeprune.models.loading import device_of, load_config, load_written, local_directory
 from moeprune.models.memory import free_bytes
-from moeprune.models.streaming.model import open_streamed
-from moeprune.run.opened import Inputs
-from moeprune.run.team import compared, streamed_comparison
+from moeprune.models.options import ModelOptions
+from moeprune.models.streaming.model import StreamedModel
+from moeprune.run.opened import Opened
+from moeprune.run.run_data import Data
 
 
-class Evaluated(Inputs):
+class AnyModel(Opened):
     """A model that is only run: it may be dense."""
 
     @cached_property
     def directory(self) -> Path:
-        directory = local_directory(self.config.model)
+        directory = local_directory(self.options)
         load_config(directory)
         return directory
 
@@ -52,33 +54,40 @@ def evaluate_model(
     require_writable(output, ".json")
     _require_metrics(output)
     serving = _serving_python(engine, python, speed=speed, plan=plan)
-    teacher = str(against) if plan is None else model
-    named = [{"name": name, "path": path} for name, path in map(name_and_value, data)] or _default_data(teacher)
-    value = {"model": {"path": teacher}, "evaluation": {"domains": named}}
-    engine_speed: dict[str, float] = {}
-    said: list[str] = []
+    path = str(against) if plan is None else model
+    domains = [{"name": name, "path": place} for name, place in map(name_and_value, data)] or _default_data(path)
+    evaluation = {"domains": domains, "speed": speed and serving is None}
+    config = validate(RunConfig, {"model": {"path": path}, "evaluation": evaluation}, place="evaluate")
+    warnings: list[str] = []
+    served: dict[str, float] = {}
     if plan is not None:
-        inputs = Inputs(validate(RunConfig, value, place="evaluate"))
-        comparison, subject = _by_plan(inputs, model, PrunePlan.load(plan))
+        teacher = Opened(config.model)
+        chosen = PrunePlan.load(plan)
+        chosen.require_model(teacher.fingerprint, model)
+        tokens = Data(config, teacher).evaluation
+        whole: Any = teacher.streamed if teacher.streaming else teacher.loaded.model
+        student = Student(whole, chosen)
     else:
-        inputs = Evaluated(validate(RunConfig, value, place="evaluate"))
-        other = Evaluated(validate(RunConfig, {"model": {"path": model}}, place="evaluate"))
-        said += _one_vocabulary(inputs, other)
+        teacher, smaller = AnyModel(config.model), AnyModel(ModelOptions(path=model))
+        warnings += _one_vocabulary(teacher, smaller)
+        tokens = Data(config, teacher).evaluation
         if serving is not None:  # before this process holds both models beside the engines
-            engine_speed = _speed_in_vllm(inputs, other, serving)
-        if inputs.model_identity[1:] == other.model_identity[1:]:
-            said.append(f"evaluate: {model} and {against} are the same checkpoint; nothing was pruned")
-        comparison, subject = _by_checkpoint(inputs, other)
-    metrics, warnings = comparison.metrics(), [*said, *inputs.evaluation.warnings, *comparison.warnings]
-    metrics |= engine_speed
-    if speed and serving is None and subject is None:
+            served = _speed_in_vllm(teacher, smaller, tokens, serving)
+        if teacher.identity[1:] == smaller.identity[1:]:
+            warnings.append(f"evaluate: {model} and {against} are the same checkpoint; nothing was pruned")
+        whole, student = _both_checkpoints(teacher, smaller)
+    size = config.runtime.batch_tokens
+    comparisons = compared(whole, {"": student}, tokens, fingerprint=teacher.fingerprint, batch_tokens=size)
+    in_memory = not isinstance(whole, StreamedModel)
+    loaded = teacher.loaded if in_memory else None
+    measured, notes = measure(
+        comparisons, tokens, config.evaluation, loaded=loaded, students={"": student}, questions={}
+    )
+    metrics, warnings = measured[""] | served, [*warnings, *notes]
+    if config.evaluation.speed and not in_memory:
         warnings.append("speed: the model does not fit into memory; it was not measured")
-    elif speed and serving is None and subject is not None:
-        from moeprune.evaluation.speed import compare_speed
-
-        metrics |= compare_speed((inputs.loaded.model, nullcontext()), {"": subject}, inputs.evaluation)[""]
     save_metrics(output, metrics)
-    if plan is None and (unkept := keep_results(other.directory, metrics)):
+    if plan is None and (unkept := keep_results(smaller.directory, metrics)):
         warnings.append(unkept)
     for warning in warnings:
         warn(warning)
@@ -94,7 +103,7 @@ def _require_metrics(output: Path) -> None:
             raise InputError(f"-o {output}: is there and holds no metrics; give another name") from error
 
 
-def _one_vocabulary(teacher: Inputs, student: Inputs) -> list[str]:
+def _one_vocabulary(teacher: Opened, student: Opened) -> list[str]:
     """A warning where the tokenizers differ. Raises InputError where the vocabularies have different sizes."""
     sizes = [load_config(one.directory).get_text_config().vocab_size for one in (teacher, student)]
     if sizes[0] != sizes[1]:
@@ -129,14 +138,14 @@ def _serving_python(engine: str, python: Path | None, *, speed: bool, plan: Path
     return require_python("vllm", python)
 
 
-def _speed_in_vllm(teacher: Inputs, student: Inputs, python: Path) -> dict[str, float]:
+def _speed_in_vllm(teacher: Opened, student: Opened, tokens: TokenSet, python: Path) -> dict[str, float]:
     from moeprune.evaluation.speed import prompts_of
     from moeprune.serving.vllm_speed import vllm_speed
 
     both = (teacher.checkpoint, student.checkpoint)
     sizes = [one.tensor_bytes for one in both]
     dtype = "float32" if teacher.device_type == "cpu" else "bfloat16"
-    prompts = prompts_of(load_config(teacher.directory), teacher.evaluation).tolist()
+    prompts = prompts_of(load_config(teacher.directory), tokens).tolist()
     say(f"evaluate: speed in vLLM, {dtype}, {len(prompts)} prompts of {len(prompts[0])} tokens")
     return vllm_speed(
         teacher.directory,
@@ -148,36 +157,16 @@ def _speed_in_vllm(teacher: Inputs, student: Inputs, python: Path) -> dict[str, 
     )
 
 
-Subject = tuple[Any, Any]  # (model, context in which it is measured)
-
-
-def _by_plan(inputs: Inputs, model: str, plan: PrunePlan) -> tuple[Comparison, Subject | None]:
-    from moeprune.models.pruned import pruned
-
-    plan.require_model(inputs.fingerprint, model)
-    comparison = compared(inputs, {"": plan})[""]
-    if inputs.streaming:
-        return comparison, None
-    return comparison, (inputs.loaded.model, pruned(inputs.loaded.model, plan))
-
-
-def _by_checkpoint(teacher: Inputs, student: Inputs) -> tuple[Comparison, Subject | None]:
+def _both_checkpoints(teacher: Opened, student: Opened) -> tuple[Any, Student]:
+    """Both models in memory where they fit together, else both with their weights on disk."""
     both = teacher.weight_bytes + student.weight_bytes
     peak = max(teacher.loading_bytes, teacher.weight_bytes + student.loading_bytes)
-    if peak > free_bytes(device_of(teacher.config.runtime.device)):
+    if peak > free_bytes(device_of(teacher.runtime.device)):
         say(f"evaluate: {both / 1e9:,.1f} GB of weights are read layer by layer")
-        options, device = student.config.model, student.config.runtime.device
-        return streamed_comparison(teacher, open_streamed(options, device=device, rounded=True)), None
-    from moeprune.evaluation.fidelity import bounded_batch_tokens, compare, logits_of
-    from moeprune.run.dense_stage import load_written
-
-    whole, tokens = teacher.loaded.model, teacher.evaluation
+        return teacher.streamed, Student(student.streamed)
+    whole = teacher.loaded.model
     packed = student.checkpoint.quantization is not None
-    smaller = load_written(student.directory, like=whole) if packed else student.loaded.model
-    size, logits = bounded_batch_tokens(whole, teacher.config.runtime.batch_tokens), {"": logits_of(smaller)}
-    with progress("evaluating") as advance:
-        comparison = compare(logits_of(whole), logits, tokens, batch_tokens=size, on_progress=advance)[""]
-    return comparison, (smaller, nullcontext())
+    return whole, Student(load_written(student.directory, like=whole) if packed else student.loaded.model)
 
 
 def _default_data(teacher: str) -> list[dict[str, Any]]:

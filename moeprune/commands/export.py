@@ -9,7 +9,7 @@ import typer
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import existing_parent, read_json
-from moeprune.commands.arguments import Json, finish, inputs_of, require_writable, start
+from moeprune.commands.arguments import Json, finish, open_model, require_writable, start
 from moeprune.commands.verify import verify_checkpoint
 from moeprune.console import say, warn
 from moeprune.serving.engines import EngineError, require_python
@@ -92,15 +92,15 @@ def export_file(
     require_one_server(python, binary)
     if python is not None:
         require_python("llama.cpp", python)
-    inputs = inputs_of(checkpoint, verb="export")
-    layer = inputs.layers[0]
-    config = read_json(inputs.directory / "config.json")
+    opened = open_model(checkpoint)
+    layer = opened.layers[0]
+    config = read_json(opened.directory / "config.json")
     # Not in output.parent: a failure leaves no new folder.
     with tempfile.TemporaryDirectory(dir=existing_parent(output), prefix=f".{output.stem}.") as folder:
         file = Path(folder) / "plain.gguf"
         say(f"export: {llama_cpp / 'convert_hf_to_gguf.py'} writes {output_type}")
         convert(
-            inputs.directory,
+            opened.directory,
             file,
             llama_cpp=llama_cpp,
             output_type=output_type,

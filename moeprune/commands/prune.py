@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from moeprune.commands.arguments import Checkpoint, Json, ModelPath, Overwrite, finish, inputs_of, start
+from moeprune.commands.arguments import Checkpoint, Json, ModelPath, Overwrite, finish, open_model, start
 from moeprune.console import progress, say, warn
 
 
@@ -26,10 +26,10 @@ def prune(
     from moeprune.config.load import validate
 
     options = validate(CheckpointOptions, {"mtp": mtp}, place="prune")
-    inputs = inputs_of(model, verb="prune")
+    opened = open_model(model)
     with progress("writing", unit="bytes") as advance:
         report = prune_checkpoint(
-            inputs.directory,
+            opened.directory,
             PrunePlan.load(plan),
             output,
             overwrite=overwrite,

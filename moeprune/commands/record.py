@@ -32,7 +32,8 @@ def record(
     from moeprune.config.load import validate
     from moeprune.config.schema import RunConfig
     from moeprune.run.directory import stage_key
-    from moeprune.run.opened import Inputs
+    from moeprune.run.requirements import require_model
+    from moeprune.run.run_data import Inputs
     from moeprune.run.stages import partial_of, record_to
     from moeprune.run.team import assist, leading
 
@@ -53,8 +54,8 @@ def record(
     # Everything the user names is calibration: nothing is held out for an evaluation.
     evaluation = config.evaluation.model_copy(update={"domains": list(config.calibration.domains)})
     inputs = Inputs(config.model_copy(update={"evaluation": evaluation}))
-    inputs.inspect_model()
-    key = stage_key("record", inputs.model_identity, inputs.calibration_identity)
+    require_model(inputs)
+    key = stage_key("record", inputs.model.identity, inputs.data.calibration_identity)
     if inputs.team is not None and not inputs.team.leads:
         assist(inputs, partial_of(output), key)
         raise SystemExit(0)

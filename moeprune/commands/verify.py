@@ -11,7 +11,7 @@ import typer
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json
-from moeprune.commands.arguments import Json, finish, inputs_of, start
+from moeprune.commands.arguments import Json, finish, open_model, start
 from moeprune.console import say, warn
 from moeprune.serving.answers import Answer, Answers, Proof, Score, compare, tolerance_of
 from moeprune.serving.engines import ENGINES, ask_script, require_python
@@ -20,7 +20,7 @@ from moeprune.serving.questions import Questions, questions
 
 if TYPE_CHECKING:
     from moeprune.artifacts.plan import PrunePlan
-    from moeprune.run.opened import Inputs
+    from moeprune.run.opened import Opened
 
 Precision = Literal["float32", "bfloat16", "float16"]
 ITSELF, BASE = "the checkpoint in transformers", "the base model pruned in memory"
@@ -91,26 +91,26 @@ def verify_checkpoint(
     header = _required(engine, python=python, binary=binary, gguf=gguf, dtype=dtype, against=against)
     from moeprune.checkpoint.record import keep_proof, require_record
 
-    inputs = inputs_of(checkpoint, verb="verify")
-    record = require_record(inputs.directory)
-    plan = _plan(record, inputs, against)
+    opened = open_model(checkpoint)
+    record = require_record(opened.directory)
+    plan = _plan(record, opened, against)
     if engine != "llama.cpp":
         python = require_python(cast(Any, engine), python)
     elif binary is None:
         python = require_python("llama.cpp", python)
-    prompts = questions(inputs.tokenizer)
+    prompts = questions(opened.tokenizer)
     if header is not None:
         dtype = header.dtype
-    elif _is_quantised(inputs):
+    elif _is_quantised(opened):
         dtype = f"{dtype}, quantised"
     say(f"verify: asking {engine} for {len(prompts.prompts)} prompts in {dtype}")
-    answers = _ask(engine, inputs.directory, prompts, python=python, binary=binary, header=header, dtype=dtype, log=log)
+    answers = _ask(engine, opened.directory, prompts, python=python, binary=binary, header=header, dtype=dtype, log=log)
     say(f"verify: {answers.engine} {answers.version} answered; scoring its tokens in memory")
-    proof = _judge(inputs, plan, prompts, answers, against=against, dtype=dtype, engine=engine)
+    proof = _judge(opened, plan, prompts, answers, against=against, dtype=dtype, engine=engine)
     summary = {**proof.as_json(), "when": datetime.now(UTC).isoformat(timespec="seconds")}
     if header is not None:
-        layer = inputs.layers[0]
-        config = read_json(inputs.directory / "config.json")
+        layer = opened.layers[0]
+        config = read_json(opened.directory / "config.json")
         problems, notes = differences(header, config, count=layer.num_experts, top_k=layer.top_k)
         summary |= {"gguf": header.path.name, "routing": header.about_experts(), "routing_notes": notes}
         summary |= {"problems": [*summary["problems"], *problems], "passed": proof.passed and not problems}
@@ -118,19 +118,19 @@ def verify_checkpoint(
     name = f"{engine} {header.path.name if header is not None else dtype}"
     if record is not None:
         # An engine that answers NaN has failed; the record says so in words, since JSON has no number for it.
-        keep_proof(inputs.directory, name, json.loads(json.dumps(summary), parse_constant=str))
+        keep_proof(opened.directory, name, json.loads(json.dumps(summary), parse_constant=str))
     else:
         warn(f"{checkpoint}: has no moeprune.json, so the result is only printed")
-    return {"checkpoint": inputs.directory, "record": None if record is None else name, **summary}
+    return {"checkpoint": opened.directory, "record": None if record is None else name, **summary}
 
 
-def _plan(record: Mapping[str, Any] | None, inputs: "Inputs", against: str | None) -> "PrunePlan | None":
+def _plan(record: Mapping[str, Any] | None, opened: "Opened", against: str | None) -> "PrunePlan | None":
     """The plan to prune the base with, None when the checkpoint itself is the model in memory."""
     if against is None:
         return None
     if record is None or not record.get("plan"):
         raise InputError(
-            f"--against {against}: {inputs.directory} has no plan in a moeprune.json to prune it with; leave --against "
+            f"--against {against}: {opened.directory} has no plan in a moeprune.json to prune it with; leave --against "
             "out to compare the engine with the checkpoint in transformers"
         )
     if record.get("dense"):
@@ -140,8 +140,8 @@ def _plan(record: Mapping[str, Any] | None, inputs: "Inputs", against: str | Non
         )
     from moeprune.artifacts.plan import PrunePlan
 
-    plan = PrunePlan.parse(record["plan"], place=f"{inputs.directory}/moeprune.json")
-    plan.require_model(inputs_of(against, verb="verify").fingerprint, f"--against {against}")
+    plan = PrunePlan.parse(record["plan"], place=f"{opened.directory}/moeprune.json")
+    plan.require_model(open_model(against).fingerprint, f"--against {against}")
     return plan
 
 
@@ -191,14 +191,14 @@ def _ask(
     return ask_script(name, checkpoint, prompts, python=python, dtype=dtype.partition(",")[0], log=log)
 
 
-def _is_quantised(inputs: "Inputs") -> bool:
+def _is_quantised(opened: "Opened") -> bool:
     """Whether engines compute with other numbers than transformers, which unpacks: many quantise activations too."""
-    config = read_json(inputs.directory / "config.json")
+    config = read_json(opened.directory / "config.json")
     return any(config.get(key) for key in ("quantization_config", "compression_config"))
 
 
 def _judge(
-    inputs: "Inputs",
+    opened: "Opened",
     plan: "PrunePlan | None",
     prompts: Questions,
     answers: Answers,
@@ -210,7 +210,7 @@ def _judge(
     """The proof, against the base pruned by the plan or against the checkpoint as transformers loads it."""
     from moeprune.models.pruned import pruned
 
-    model = (inputs if against is None else inputs_of(against, verb="verify")).loaded.model
+    model = (opened if against is None else open_model(against)).loaded.model
     with nullcontext() if plan is None else pruned(model, plan):
         scores = score(model, prompts.prompts, answers.answers)
     return compare(

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -29,11 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from moeprune.artifacts.errors import InputError
-from moeprune.artifacts.plan import PrunePlan
 from moeprune.evaluation.decoding import end_tokens, generate
-from moeprune.evaluation.intervals import base_metrics, share_metrics
+from moeprune.evaluation.intervals import share_metrics
 from moeprune.evaluation.options import HUMAN_EVAL, CodeOptions
-from moeprune.models.pruned import pruned
 
 # Runs in the child, before the program: gives up network and limits itself, then executes what comes in on stdin.
 # The secret is said by this text and only after the program has run to its end: leaving early passes nothing.
@@ -169,24 +167,9 @@ def _problem(line: str, place: str) -> dict[str, str]:
     return {name: value[name] for name in FIELDS}
 
 
-def code_task(
-    model: Any,
-    tokenizer: Any,
-    options: CodeOptions,
-    plans: Mapping[str, PrunePlan],
-    *,
-    base: Sequence[bool] | None = None,
-) -> dict[str, dict[str, float]]:
-    """Label -> pass@1 as `task/accuracy/<name>` of `model` pruned by each plan, with `/base` for `model` as it is.
-
-    `base` (from `solved`) spares the unpruned model a second run.
-    """
-    base = solved(model, tokenizer, options) if base is None else base
-    metrics = {}
-    for label, plan in plans.items():
-        with pruned(model, plan):
-            metrics[label] = code_metrics(options, solved(model, tokenizer, options), base)
-    return metrics
+def code_metrics(model: Any, tokenizer: Any, options: CodeOptions) -> dict[str, float]:
+    """pass@1 of `model` as it is, as `task/accuracy/<name>`, with its 95 % Wilson interval."""
+    return share_metrics(f"task/accuracy/{options.name}", solved(model, tokenizer, options), [])
 
 
 def solved(model: Any, tokenizer: Any, options: CodeOptions) -> list[bool]:
@@ -210,11 +193,6 @@ def finished(completion: str) -> str:
     """The completion up to whatever follows the function."""
     ends = [place for stop in STOPS if (place := completion.find(stop)) >= 0]
     return completion[: min(ends, default=len(completion))]
-
-
-def code_metrics(options: CodeOptions, hits: Sequence[bool], base: Sequence[bool]) -> dict[str, float]:
-    stem = f"task/accuracy/{options.name}"
-    return share_metrics(stem, hits, []) | base_metrics(share_metrics(stem, base, []))
 
 
 def code_warnings(options: CodeOptions) -> list[str]:

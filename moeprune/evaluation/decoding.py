@@ -50,14 +50,14 @@ def generate(
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
             batch = [prompts[index] for index in chosen]
-            processors = [_GumbelNoise(batch, temperature, seed)] if temperature > 0 else []
+            processors = [GumbelNoise(batch, temperature, seed)] if temperature > 0 else []
             rows = _generate(model, batch, max_new_tokens, end_ids, processors)
             for index, row in zip(chosen, rows, strict=True):
                 out[index] = _until_end(row, end_ids)
     return out
 
 
-class _GumbelNoise:
+class GumbelNoise:
     """Makes the arg-max of the scores a draw from softmax(scores / temperature): the Gumbel-max identity.
 
     Each prompt has a generator of its own, on the CPU: neither the batch nor the device enters the noise.
@@ -83,7 +83,7 @@ def _generate(
     prompts: list[Sequence[int]],
     max_new_tokens: int,
     end_ids: Sequence[int],
-    processors: list[_GumbelNoise],
+    processors: list[GumbelNoise],
 ) -> list[list[int]]:
     from transformers import GenerationConfig
 

@@ -5,6 +5,7 @@ dropped. Nothing is approximated and nothing is kept but sums per trajectory.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.data.trajectories import TokenSet, collate, plan_batches
 from moeprune.evaluation.intervals import Comparison, DomainSums
+from moeprune.evaluation.students import Student, pruned_students
 from moeprune.models.device_map import device_of_inputs
-from moeprune.models.pruned import pruned
 
 # (input_ids int64 (batch, length), attention_mask int64 (batch, length)) -> logits (batch, length, vocabulary)
 Logits = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -51,32 +52,40 @@ def compare_plans(
     batch_tokens: int = 8192,
     on_progress: Progress | None = None,
 ) -> dict[str, Comparison]:
-    """Label -> comparison of `model` pruned by each plan with `model` as it is.
+    """Label -> comparison of `model` pruned by each plan with `model` as it is. See `compare_students`."""
+    students = pruned_students(model, plans)
+    return compare_students(model, students, token_set, batch_tokens=batch_tokens, on_progress=on_progress)
+
+
+def compare_students(
+    teacher: Any,
+    students: Mapping[str, Student],
+    token_set: TokenSet,
+    *,
+    batch_tokens: int = 8192,
+    on_progress: Progress | None = None,
+) -> dict[str, Comparison]:
+    """Label -> comparison of each student with the teacher, all of them in memory.
 
     Raises InputError when a plan was made for another model or a domain has nothing to measure.
     """
-    students = {label: pruned_logits(model, plan) for label, plan in plans.items()}
-    batch_tokens = bounded_batch_tokens(model, batch_tokens)
-    return compare(logits_of(model), students, token_set, batch_tokens=batch_tokens, on_progress=on_progress)
+    logits = {label: logits_of(student.model, student.inside()) for label, student in students.items()}
+    batch_tokens = bounded_batch_tokens(teacher, batch_tokens)
+    return compare(logits_of(teacher), logits, token_set, batch_tokens=batch_tokens, on_progress=on_progress)
 
 
-def logits_of(model: Any) -> Logits:
-    """The model's logits as a function of ids and mask; inputs are moved to its device."""
+def logits_of(model: Any, inside: AbstractContextManager[Any] | None = None) -> Logits:
+    """The model's logits as a function of ids and mask; inputs are moved to its device.
 
-    def logits(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        device = device_of_inputs(model)
-        return model(input_ids=input_ids.to(device), attention_mask=attention_mask.to(device), use_cache=False).logits
-
-    return logits
-
-
-def pruned_logits(model: Any, plan: PrunePlan) -> Logits:
-    """Like `logits_of`, with only the experts the plan keeps; between two calls the model is the original."""
-    inside, whole = pruned(model, plan), logits_of(model)
+    inside: entered for each call; between two calls the model is what it was.
+    """
+    context = nullcontext() if inside is None else inside
 
     def logits(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        with inside:
-            return whole(input_ids, attention_mask)
+        with context:
+            device = device_of_inputs(model)
+            ids, mask = input_ids.to(device), attention_mask.to(device)
+            return model(input_ids=ids, attention_mask=mask, use_cache=False).logits
 
     return logits
 
@@ -179,13 +188,13 @@ def _scores(reference: _Reference, logits: torch.Tensor, targets: torch.Tensor, 
         )
     out = torch.empty(_MEASURES, len(rows), dtype=torch.float64)
     for chunk in reference.chunks():
-        theirs = reference.log_probabilities[chunk]
-        ours = logits[rows[chunk], columns[chunk]].float().log_softmax(dim=-1).to(theirs.device)
-        target = targets[chunk, None].to(theirs.device)
-        out[0, chunk] = -theirs.gather(1, target)[:, 0].double().cpu()
-        out[1, chunk] = -ours.gather(1, target)[:, 0].double().cpu()
-        out[2, chunk] = torch.linalg.vecdot(theirs.exp(), theirs - ours).double().cpu()
-        out[3, chunk] = (reference.first[chunk] == ours.argmax(dim=-1)).double().cpu()
+        of_teacher = reference.log_probabilities[chunk]
+        of_student = logits[rows[chunk], columns[chunk]].float().log_softmax(dim=-1).to(of_teacher.device)
+        target = targets[chunk, None].to(of_teacher.device)
+        out[0, chunk] = -of_teacher.gather(1, target)[:, 0].double().cpu()
+        out[1, chunk] = -of_student.gather(1, target)[:, 0].double().cpu()
+        out[2, chunk] = torch.linalg.vecdot(of_teacher.exp(), of_teacher - of_student).double().cpu()
+        out[3, chunk] = (reference.first[chunk] == of_student.argmax(dim=-1)).double().cpu()
     if not torch.isfinite(out).all():
         raise FloatingPointError(
             f"evaluation: {label} or its teacher gave logits that are not finite; use another dtype"

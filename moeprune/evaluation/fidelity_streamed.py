@@ -12,12 +12,35 @@ from moeprune.artifacts.plan import PrunePlan
 from moeprune.data.trajectories import TokenSet, collate, plan_batches
 from moeprune.evaluation.fidelity import BATCH_LOGITS, Logits, Progress, compare
 from moeprune.evaluation.intervals import Comparison
+from moeprune.evaluation.students import Student
 from moeprune.models.layers import find_moe_layers, moe_layers_if_any
 from moeprune.models.pruned import PrunedModel
 from moeprune.models.streaming.model import StreamedModel, affordable_tokens
 from moeprune.models.streaming.passes import LayerMajor
 
 PASSES = 1024  # forward passes side by side; more are taken in rounds, each of which reads the weights
+
+
+def compare_students_streamed(
+    teacher: StreamedModel,
+    students: Mapping[str, Student],
+    token_set: TokenSet,
+    *,
+    fingerprint: str,
+    batch_tokens: int = 8192,
+    on_progress: Progress | None = None,
+) -> dict[str, Comparison]:
+    """What `compare_students` gives: all plans in one read of the weights, each other checkpoint in a read of both."""
+    plans = {label: student.plan for label, student in students.items() if student.plan is not None}
+    options: dict[str, Any] = {"batch_tokens": batch_tokens, "on_progress": on_progress}
+    comparisons = {
+        label: compare_two_streamed(teacher, student.model, token_set, **options)
+        for label, student in students.items()
+        if student.plan is None
+    }
+    if plans:
+        comparisons |= compare_streamed(teacher, plans, token_set, fingerprint=fingerprint, **options)
+    return {label: comparisons[label] for label in students}
 
 
 def compare_streamed(
@@ -66,8 +89,8 @@ def compare_two_streamed(
         logits = []
         for number, model in enumerate((teacher, student)):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moeprune-", dir=scratch)))
-            told = on_progress if number == 0 else None
-            run = stack.enter_context(_SideBySide(model, [None], batches, folder, told))
+            shown = on_progress if number == 0 else None  # one bar: both go through the same batches
+            run = stack.enter_context(_SideBySide(model, [None], batches, folder, shown))
             logits.append(run.logits(0))
         return compare(logits[0], {"": logits[1]}, token_set, batch_tokens=size)[""]
 

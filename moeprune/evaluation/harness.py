@@ -16,40 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from moeprune.artifacts.errors import InputError
-from moeprune.artifacts.plan import PrunePlan
 from moeprune.data.options import Domain
 from moeprune.data.trajectories import load_records
 from moeprune.evaluation.agent import final_answer, tool_call
-from moeprune.evaluation.intervals import base_metrics
 from moeprune.models.loading import load_tokenizer
-from moeprune.models.pruned import pruned
 from moeprune.reference import MODEL_DIR
 
 TASKS = Path(__file__).parent / "harness_tasks"
 BOOTSTRAP = 1000  # resamples of lm-eval's standard errors, where no formula exists
-
-
-def harness(
-    model: Any,
-    tokenizer: Any,
-    tasks: Sequence[str],
-    plans: Mapping[str, PrunePlan],
-    *,
-    base: Mapping[str, float] | None = None,
-    limit: int | None = None,
-    batch_size: int = 8,
-) -> dict[str, dict[str, float]]:
-    """Label -> `harness/<task>/<metric>` of `model` pruned by each plan, with `/base` for `model` as it is.
-
-    `base` (from `harness_metrics`) spares the unpruned model a second run.
-    """
-    base = base or harness_metrics(model, tokenizer, tasks, limit=limit, batch_size=batch_size)
-    metrics = {}
-    for label, plan in plans.items():
-        with pruned(model, plan):
-            measured = harness_metrics(model, tokenizer, tasks, limit=limit, batch_size=batch_size)
-        metrics[label] = measured | base_metrics(base)
-    return metrics
 
 
 def harness_metrics(

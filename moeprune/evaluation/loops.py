@@ -1,4 +1,4 @@
-"""When generated text is a loop: the rule, and the open-ended prompts it is tried on. Pure functions on token ids.
+"""How often open-ended text becomes a loop: the rule, the prompts that text is generated for, and the metrics.
 
 An output loops when one of these holds (the faults that users of pruned models report):
 - repetition: of the n-grams (n = 8) in its last 128 tokens more than half are repeats of earlier ones there
@@ -11,16 +11,23 @@ An output loops when one of these holds (the faults that users of pruned models 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from moeprune.artifacts.errors import InputError
 from moeprune.data.trajectories import TokenSet
+from moeprune.evaluation.decoding import end_tokens, generate
+from moeprune.evaluation.intervals import share_metrics
 
 NGRAM = 8
 WINDOW = 128  # tokens at the end of an output; a loop, once entered, is not left
 THRESHOLD = 0.5
 SHORTEST_PROMPT = 16
+PROMPTS = 32
+PROMPT_TOKENS = 64
+NEW_TOKENS = 256
+TEMPERATURE = 0.7
 
 
 @dataclass(frozen=True)
@@ -32,8 +39,45 @@ class OpenPrompt:
     end_expected: bool  # the held-out text has an end token within half of the limit
 
 
+def loop_metrics(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[OpenPrompt],
+    *,
+    max_new_tokens: int = NEW_TOKENS,
+    temperature: float = TEMPERATURE,
+    seed: int = 0,
+    batch_size: int = 64,
+) -> dict[str, float]:
+    """`generation/loop_rate`, the share of outputs that are loops, and by domain; 95 % Wilson intervals.
+
+    Small models loop on nearly every text when they decode greedily, pruned or not, so the default samples at 0.7,
+    with the same random numbers for every model.
+    """
+    end_ids = end_tokens(model, tokenizer)
+    outputs = generate(
+        model,
+        [prompt.ids for prompt in prompts],
+        max_new_tokens=max_new_tokens,
+        end_ids=end_ids,
+        temperature=temperature,
+        seed=seed,
+        batch_size=batch_size,
+    )
+    looped = [
+        loops(output, tokenizer.decode([*prompt.ids, *output]), prompt=prompt, end_ids=end_ids)
+        for prompt, output in zip(prompts, outputs, strict=True)
+    ]
+    return share_metrics("generation/loop_rate", looped, [prompt.domain for prompt in prompts])
+
+
 def open_prompts(
-    token_set: TokenSet, *, count: int, prompt_tokens: int, max_new_tokens: int, end_ids: Sequence[int]
+    token_set: TokenSet,
+    *,
+    end_ids: Sequence[int],
+    count: int = PROMPTS,
+    prompt_tokens: int = PROMPT_TOKENS,
+    max_new_tokens: int = NEW_TOKENS,
 ) -> list[OpenPrompt]:
     """`count` prompts spread evenly over the domains, the same ones whatever the order of the data.
 

@@ -1,4 +1,4 @@
-"""`evaluation:` of a config: which data, tasks and rulers. Imports nothing heavy."""
+"""`evaluation:` of a config: which data, tasks and measures. Imports nothing heavy."""
 
 from pathlib import Path
 from typing import Literal
@@ -42,6 +42,11 @@ class EvaluationOptions(BaseModel):
     loops: bool = False
     harness: list[str] = []  # lm-eval task names or local task files (.yaml); needs the extra `eval`
     speed: bool = False
+
+    @property
+    def needs_generation(self) -> bool:
+        """Whether something is measured beside fidelity, for which the model must be in memory."""
+        return bool(self.tasks or self.code or self.loops or self.harness or self.speed)
 
     @field_validator("domains")
     @classmethod

@@ -11,7 +11,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,15 @@ import numpy as np
 import torch
 
 from moeprune.artifacts.errors import InputError
-from moeprune.artifacts.plan import PrunePlan
 from moeprune.data.trajectories import TokenSet
-from moeprune.models.pruned import pruned
+from moeprune.evaluation.students import Student
 
 CACHE = 2**30  # bytes for keys and values beside the unpruned model
-# A model, and the context inside which it is the one to measure.
-Subject = tuple[Any, AbstractContextManager[Any]]
 
 
 def speed(
-    model: Any,
-    plans: Mapping[str, PrunePlan],
+    teacher: Any,
+    students: Mapping[str, Student],
     token_set: TokenSet,
     *,
     batch: int = 4,
@@ -38,7 +34,7 @@ def speed(
     new_tokens: int = 32,
     repeats: int = 5,
 ) -> dict[str, dict[str, float]]:
-    """Label -> `speed/<measure>` of `model` pruned by each plan, with `/base` for `model` as it is.
+    """Label -> `speed/<measure>` of each student, with `/base` for the teacher.
 
     prefill_tokens_per_second, decode_tokens_per_second, time_to_first_token (seconds, batch 1), weight_bytes,
     peak_memory (bytes: the weights and the most that a prefill and a decoding step hold beside them) and kv_capacity
@@ -47,31 +43,8 @@ def speed(
     alternate between the models, in reverse order every second time, so that a machine that drifts is unfair to none.
     The prompt is held-out text, because routing decides which weights are read.
     """
-    others = {label: (model, pruned(model, plan)) for label, plan in plans.items()}
-    return compare_speed(
-        (model, nullcontext()),
-        others,
-        token_set,
-        batch=batch,
-        prompt_tokens=prompt_tokens,
-        new_tokens=new_tokens,
-        repeats=repeats,
-    )
-
-
-def compare_speed(
-    base: Subject,
-    others: Mapping[str, Subject],
-    token_set: TokenSet,
-    *,
-    batch: int = 4,
-    prompt_tokens: int = 512,
-    new_tokens: int = 32,
-    repeats: int = 5,
-) -> dict[str, dict[str, float]]:
-    """`speed` for any models: each is a model and the context inside which it is measured."""
-    subjects = [base, *others.values()]
-    prompts = prompts_of(base[0].config, token_set, batch=batch, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
+    subjects = [(one.model, one.inside()) for one in (Student(teacher), *students.values())]
+    prompts = prompts_of(teacher.config, token_set, batch=batch, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
     runs: list[list[dict[str, float]]] = [[] for _ in subjects]
     for repeat in range(-1, repeats):  # the first round warms up
         for index in list(range(len(subjects)))[:: 1 if repeat % 2 else -1]:
@@ -84,12 +57,12 @@ def compare_speed(
     for model, inside in subjects:
         with inside:
             weights = weight_bytes(model)
-            peak = weights + _peak_beside_weights(model, prompts.to(model.device))
+            peak = weights + peak_beside_weights(model, prompts.to(model.device))
             room = CACHE + (sizes[0]["weight_bytes"] if sizes else weights) - weights
             capacity = room // cache_bytes_per_token(model, prompts.to(model.device))
             sizes.append({"weight_bytes": weights, "peak_memory": peak, "kv_capacity": capacity})
     of_base = _metrics(runs[0], sizes[0], "/base")
-    return {label: _metrics(runs[i], sizes[i], "") | of_base for i, label in enumerate(others, start=1)}
+    return {label: _metrics(runs[i], sizes[i], "") | of_base for i, label in enumerate(students, start=1)}
 
 
 def weight_bytes(model: Any) -> int:
@@ -165,7 +138,7 @@ def _clock(model: Any) -> float:
 
 
 @torch.no_grad()
-def _peak_beside_weights(model: Any, prompts: torch.Tensor) -> int:
+def peak_beside_weights(model: Any, prompts: torch.Tensor) -> int:
     """The most bytes that a prefill and one decoding step hold at once beside the weights."""
     if model.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(model.device)

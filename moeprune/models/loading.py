@@ -154,6 +154,13 @@ def _whole(directory: Path, dtype: Dtype, device: str) -> Any:
     return unpacked(model, wanted).to(device)
 
 
+def load_written(directory: Path, *, like: Any) -> Any:
+    """The checkpoint as stock transformers loads it, on the device and in the dtype of `like`."""
+    with without_bars():
+        model = type(like).from_pretrained(directory, dtype="auto").eval()
+    return unpacked(model, like.dtype).to(like.device)
+
+
 def unpacked(model: Any, dtype: Any) -> Any:
     """The model with what compressed-tensors packed made plain, in its own dtype first and in `dtype` then.
 

@@ -18,11 +18,14 @@ from moeprune.artifacts.run import STAGES, done_stages
 from moeprune.config.grid_file import load_grid, only
 from moeprune.config.schema import RunConfig
 from moeprune.console import say, speak, warn
-from moeprune.run import stages
+from moeprune.evaluation.measure import Measured
 from moeprune.run.directory import locked, require_place
-from moeprune.run.opened import Inputs, common, shared_inputs
-from moeprune.run.pipeline import ON_THE_SPOT, require, run_pipeline
+from moeprune.run.evaluate_stage import measure
+from moeprune.run.pipeline import ON_THE_SPOT, run_pipeline
+from moeprune.run.requirements import require_config, require_stages
+from moeprune.run.run_data import Inputs, common, shared_inputs
 from moeprune.run.select_stage import baseline_options
+from moeprune.run.stages import OWN
 from moeprune.run.workers import Errors, Group, over_processes, over_ray, require_ray
 
 AT_ONCE = 6  # runs measured together: a kill loses at most their measurements
@@ -63,21 +66,20 @@ def run_grid(
     runs = only(every, pattern)
     if any((directory / name).exists() for name in ("run.json", "config.yaml")):
         raise InputError(f"{directory} holds a run, not a grid; give another --output, or rename the grid's file")
-    loaded: dict[str, Inputs] = {}
+    known: dict[str, Inputs] = {}
     for name, config in runs.items():
         require_place(directory / name, config)
-        inputs = shared_inputs(config, loaded)
-        inputs.inspect()
+        inputs = shared_inputs(config, known)
+        require_config(inputs)
         # On a cluster other machines do the work, so that they look at what they have.
-        require(inputs, set(STAGES) - done_stages(directory / name) - (ON_THE_SPOT if ray else set()))
-        loaded[common(config)].borrow(inputs)
+        require_stages(inputs, set(STAGES) - done_stages(directory / name) - (ON_THE_SPOT if ray else set()))
     failed: dict[str, str] = {}
     _write(directory, every, runs, failed)
     groups = _groups(runs)
     say(f"grid: {len(runs)} of {len(every)} runs in {directory}, {len(groups)} groups")
     started = time.monotonic()
     done = 0
-    for group, errors in _results(groups, directory, output / "shared", loaded, workers=workers, ray=ray):
+    for group, errors in _results(groups, directory, output / "shared", known, workers=workers, ray=ray):
         failed |= errors
         done += len(group)
         left = (time.monotonic() - started) / done * (len(runs) - done)
@@ -92,14 +94,15 @@ def run_grid(
 
 
 def _write(directory: Path, every: Runs, runs: Runs, failed: Mapping[str, str]) -> None:
-    """grid.json: every run of the grid, and which failed; what other calls say of runs that this one leaves out stays.
+    """grid.json: every run of the grid, and which failed.
 
-    Read anew each time: the calls of a job array write here at the same time.
+    Keeps failures that other calls recorded for runs this call did not select. The file is read anew each time: the
+    calls of a job array write here at the same time.
     """
     path = directory / "grid.json"
     with locked(directory):
-        said = read_json(path).get("failed", {}) if path.is_file() else {}
-        others = {name: why for name, why in said.items() if name in every and name not in runs}
+        recorded = read_json(path).get("failed", {}) if path.is_file() else {}
+        others = {name: why for name, why in recorded.items() if name in every and name not in runs}
         write_json(path, {"runs": list(every), "failed": others | dict(failed)})
 
 
@@ -123,18 +126,18 @@ def _groups(runs: Runs) -> list[Group]:
 
 
 def _results(
-    groups: list[Group], directory: Path, shared: Path, loaded: dict[str, Inputs], *, workers: int, ray: str | None
+    groups: list[Group], directory: Path, shared: Path, known: dict[str, Inputs], *, workers: int, ray: str | None
 ) -> Iterator[tuple[Group, Errors]]:
-    """(group, errors by run) of every group as it ends. loaded: what this process has read of models and data."""
+    """(group, errors by run) of every group as it ends. known: the models and data that this process has read."""
     if workers > 1 or ray is not None:
-        loaded.clear()  # other processes do the work
+        known.clear()  # other processes do the work
     if ray is not None:
         yield from over_ray(groups, _run_alone, directory, shared, address=ray)
     elif workers > 1:
         yield from over_processes(groups, _run_alone, directory, shared, workers=workers)
     else:
         for group in groups:
-            yield group, _run_group(group, directory, shared, loaded)
+            yield group, _run_group(group, directory, shared, known)
 
 
 def _run_alone(group: Group, directory: Path, shared: Path) -> Errors:
@@ -143,21 +146,18 @@ def _run_alone(group: Group, directory: Path, shared: Path) -> Errors:
     return _run_group(group, directory, shared, {})
 
 
-def _run_group(group: Runs, directory: Path, shared: Path, loaded: dict[str, Inputs]) -> Errors:
+def _run_group(group: Runs, directory: Path, shared: Path, known: dict[str, Inputs]) -> Errors:
     """Run -> error of those that failed. Plans first, then one measurement for all, then each run's own files."""
     errors: Errors = {}
-    ready = {name: shared_inputs(config, loaded) for name, config in group.items()}
+    ready = {name: shared_inputs(config, known) for name, config in group.items()}
 
     def attempt(name: str, **options: Any) -> None:
-        ready[name].borrow(loaded[common(group[name])])  # what an earlier run has read since
         try:
             run_pipeline(group[name], directory / name, shared=shared, inputs=ready[name], **options)
         except KeyboardInterrupt:
             raise
         except Exception as error:  # noqa: BLE001 (a failed run is recorded, the rest of the grid goes on)
             errors[name] = f"{type(error).__name__}: {error}"
-        finally:
-            loaded[common(group[name])].borrow(ready[name])
 
     for name in group:
         attempt(name, until="dense")
@@ -175,15 +175,15 @@ class _Together:
 
     def __init__(self, inputs: Mapping[str, Inputs], directory: Path) -> None:
         self._inputs, self._directory = inputs, directory
-        self._measured: stages.Measured | None = None
+        self._measured: Measured | None = None
 
     def of(self, name: str) -> Any:
-        def measuring(inputs: Inputs, plans: Mapping[str, PrunePlan]) -> stages.Measured:
+        def measuring(inputs: Inputs, plans: Mapping[str, PrunePlan]) -> Measured:
             if self._measured is None:
-                self._measured = stages.measure(inputs, self._pending(name))
+                self._measured = measure(inputs, self._pending(name))
             metrics, warnings = self._measured
-            if any(f"{name}/{label}" not in metrics for label in plans):  # it looked measured, and is not
-                return stages.measure(inputs, plans)
+            if any(f"{name}/{label}" not in metrics for label in plans):  # its stage looked finished, and is not
+                return measure(inputs, plans)
             return {label: metrics[f"{name}/{label}"] for label in plans}, warnings
 
         return measuring
@@ -195,7 +195,7 @@ class _Together:
             folder = self._directory / name
             if name != asking and "evaluate" in done_stages(folder):
                 continue
-            pending[f"{name}/{stages.OWN}"] = PrunePlan.load(folder / "plan.json")
+            pending[f"{name}/{OWN}"] = PrunePlan.load(folder / "plan.json")
             for label in baseline_options(inputs.config):
                 pending[f"{name}/{label}"] = PrunePlan.load(folder / "baselines" / label / "plan.json")
         return pending

@@ -1,10 +1,7 @@
-"""One run: record, select, prune, dense, evaluate, report. Each stage is done once and found again by its key.
-
-What would stop a run, found before its first stage: nothing is recorded, and no directory is made, in vain.
-"""
+"""One run: record, select, prune, dense, evaluate, report. Each stage is done once and found again by its key."""
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,54 +12,19 @@ from moeprune.artifacts.run import STAGES
 from moeprune.config.load import load_run
 from moeprune.config.schema import RunConfig
 from moeprune.console import logged, say
+from moeprune.evaluation.measure import Measured
 from moeprune.run import dense_stage, stages
 from moeprune.run.directory import Run, locked, require_place
-from moeprune.run.opened import Inputs
-from moeprune.run.select_stage import require_refinable, select_stage
+from moeprune.run.evaluate_stage import evaluate_stage, measure
+from moeprune.run.requirements import require_config, require_stages
+from moeprune.run.run_data import Inputs
+from moeprune.run.select_stage import select_stage
 from moeprune.run.team import assist, telling
-from moeprune.selection.criteria.outside import PruneSetFile
-from moeprune.selection.given_plan import plan_from_file
 
 ON_THE_SPOT = {"select", "dense"}  # stages whose requirements depend on the machine that does the work
 
 
-def require(inputs: Inputs, left: Collection[str]) -> None:
-    """Raises InputError for what would stop one of these stages, of inspected inputs; no weights are loaded for it."""
-    if "select" in left and inputs.config.refine:
-        require_refinable(inputs)
-    if "prune" in left:
-        require_one_count(inputs)
-    if "dense" in left and inputs.config.dense:
-        dense_stage.require_compressible(inputs)
-    if "evaluate" in left:
-        require_ruler(inputs)
-
-
-def require_one_count(inputs: Inputs) -> None:
-    """Raises InputError where a checkpoint is wanted of a plan that keeps other counts in other layers."""
-    config, layers = inputs.config, inputs.layers
-    if not config.checkpoint.save or len(layers) == 1:
-        return
-    criterion = config.selection.criterion
-    if isinstance(criterion, PruneSetFile):
-        plans, _ = plan_from_file(criterion, layers, config.selection)
-        uneven, who = len({len(plan.kept) for plan in plans}) > 1, str(criterion.path)
-    else:
-        uneven, who = config.selection.budget.scope == "global", "selection.budget.scope: global"
-    if uneven:
-        memory = "" if config.dense else "set checkpoint.save=false to measure the plan in memory, or "
-        raise InputError(
-            f"{who} keeps different numbers of experts in {layers[0].name} .. {layers[-1].name}, and a checkpoint's "
-            f"config holds one count for all; {memory}give every layer the same count (scope: layer)"
-        )
-
-
-def require_ruler(inputs: Inputs) -> None:
-    """Raises InputError where the evaluation's data or questions cannot be read; what is read is kept."""
-    _ = inputs.evaluation, inputs.questions
-
-
-Measuring = Callable[[Inputs, Mapping[str, PrunePlan]], stages.Measured] | None
+Measuring = Callable[[Inputs, Mapping[str, PrunePlan]], Measured] | None
 
 
 @dataclass(frozen=True)
@@ -93,24 +55,24 @@ def run_pipeline(
     """
     grid = inputs is not None
     inputs = inputs or Inputs(config)
-    inputs.inspect()
+    require_config(inputs)
     shared = shared or directory.parent / "shared"
     if inputs.team is not None:
         _join(inputs, shared, grid=grid)
     last = STAGES.index(until)
-    asked = set(STAGES[: last + 1]) & (ON_THE_SPOT if grid else set(STAGES))  # a grid has looked at the rest
+    wanted = set(STAGES[: last + 1]) & (ON_THE_SPOT if grid else set(STAGES))  # a grid has looked at the rest
     with telling(inputs):
         require_place(directory, config)
         begun = (directory / "run.json").is_file()
         if not begun:
-            require(inputs, asked)  # before there is a directory
+            require_stages(inputs, wanted)  # before there is a directory
         run = Run.open(directory, config)
     with locked(directory), logged(directory / "log.txt"):
         run.reread()
         if begun:
             again = STAGES[STAGES.index(redo) :] if redo else ()
             with telling(inputs):
-                require(inputs, asked - (set(run.record.stages) - set(again)))
+                require_stages(inputs, wanted - (set(run.record.stages) - set(again)))
         if redo == "record":
             stages.discard_recording(inputs, shared)
         if redo is not None:
@@ -144,15 +106,15 @@ def _run(run: Run, inputs: Inputs, shared: Path, last: int, measuring: Measuring
     plans = select_stage(run, inputs, statistics)
     if last == STAGES.index("select"):
         return _outcome(run, {}, run.directory / "plan.json")
-    made = stages.prune_stage(run, inputs, plans[stages.OWN])
+    checkpoint = stages.prune_stage(run, inputs, plans[stages.OWN])
     if last == STAGES.index("prune"):
-        return _outcome(run, {}, run.directory / (made["checkpoint"] or "run.json"))
+        return _outcome(run, {}, run.directory / (checkpoint["checkpoint"] or "run.json"))
     if run.config.dense:
-        made = dense_stage.dense_stage(run, inputs, plans[stages.OWN], made)
-        measuring = partial(dense_stage.measure_written, directory=run.directory / made["checkpoint"])
+        checkpoint = dense_stage.dense_stage(run, inputs, plans[stages.OWN], checkpoint)
+        measuring = partial(measure, written=run.directory / checkpoint["checkpoint"])
     if last == STAGES.index("dense"):
-        return _outcome(run, {}, run.directory / (made["checkpoint"] or "run.json"))
-    metrics = stages.evaluate_stage(run, inputs, plans, made, measuring=measuring)
+        return _outcome(run, {}, run.directory / (checkpoint["checkpoint"] or "run.json"))
+    metrics = evaluate_stage(run, inputs, plans, checkpoint, measuring=measuring)
     if last == STAGES.index("evaluate"):
         return _outcome(run, metrics, run.directory / "metrics.json")
     return _outcome(run, metrics, stages.report_stage(run, plans, metrics))

@@ -10,8 +10,8 @@ from moeprune.artifacts.statistics import RoutingStatistics
 from moeprune.config.schema import RunConfig
 from moeprune.console import progress, say, warn
 from moeprune.run.directory import Run, stage_key
-from moeprune.run.opened import Inputs
 from moeprune.run.refine import refine
+from moeprune.run.run_data import Inputs
 from moeprune.run.stages import OWN, Entry, stage
 from moeprune.selection.criteria.criterion import mix_shares
 from moeprune.selection.criteria.outside import Custom, PruneSetFile
@@ -26,7 +26,7 @@ def select_stage(run: Run, inputs: Inputs, statistics: RoutingStatistics) -> dic
     """The run's plan under OWN, and one plan for each baseline criterion, from the same statistics."""
     options, refining = run.config.selection, run.config.refine
     baselines = baseline_options(run.config)
-    read = [refining, REFINING, inputs.model_identity, inputs.calibration_identity] if refining else []
+    read = [refining, REFINING, inputs.model.identity, inputs.data.calibration_identity] if refining else []
     digests = criterion_digests(run.config.criteria)
     read += [digests] if any(digests) else []
     key = stage_key("select", options, list(baselines.items()), statistics.key, *read)
@@ -63,11 +63,11 @@ def refined(
         label: plan if number == 0 else select(statistics, selection.model_copy(update={"criterion": criterion}))
         for number, (label, criterion) in enumerate(tried.items())
     }
-    tokens = inputs.validation
+    tokens = inputs.data.validation(options.tokens, selection.mix)
     say(f"select: refining {', '.join(plans)} on {tokens.tokens:,} validation tokens")
     with progress("refining", unit="layers") as advance:
         made = refine(
-            inputs.loaded.model,
+            inputs.model.loaded.model,
             plans,
             tokens,
             **options.model_dump(include={"goal", "margin", "rounds"}),
@@ -96,7 +96,7 @@ def require_refinable(inputs: Inputs) -> None:
             "refine: plans of selection.budget.scope: global keep different numbers of experts in a layer, so one set "
             "cannot stand for the other; set scope: layer"
         )
-    if not inputs.fits:
+    if not inputs.model.fits:
         raise InputError(
             "refine: plans are measured on the model in memory, and its weights do not fit; leave `refine` out, or run "
             "on a machine with more memory"

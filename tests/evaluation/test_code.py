@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import time
+from functools import partial
 
 import pytest
 
@@ -11,8 +12,8 @@ from moeprune.artifacts.errors import InputError
 from moeprune.config.schema import RunConfig
 from moeprune.evaluation.code import (
     Limits,
+    code_metrics,
     code_problems,
-    code_task,
     code_warnings,
     finished,
     network_can_be_blocked,
@@ -20,8 +21,11 @@ from moeprune.evaluation.code import (
     require_code,
     runs_through,
 )
+from moeprune.evaluation.intervals import share_metrics
 from moeprune.evaluation.options import CodeOptions
-from moeprune.run.opened import Inputs
+from moeprune.evaluation.students import Student, with_base
+from moeprune.run.requirements import require_config
+from moeprune.run.run_data import Inputs
 from tests.evaluation.material import random_plan
 
 PROBLEMS = [
@@ -115,7 +119,9 @@ def test_it_has_no_network():
 
 def test_it_is_measured_like_any_task(reference, options):
     plan = random_plan(reference.model, 16)
-    metrics = code_task(reference.model, reference.tokenizer, options, {"a": plan}, base=[True, False, True])["a"]
+    measure = partial(code_metrics, tokenizer=reference.tokenizer, options=options)
+    base = share_metrics("task/accuracy/three", [True, False, True], [])
+    metrics = with_base(measure, reference.model, {"a": Student(reference.model, plan)}, base=base)["a"]
     assert metrics["task/accuracy/three"] == 0  # the reference model writes no such programs
     assert metrics["task/accuracy/three/base"] == pytest.approx(2 / 3)
     assert {"task/accuracy/three/ci_low", "task/accuracy/three/ci_high"} <= set(metrics)
@@ -140,11 +146,11 @@ def test_a_run_refuses_it_before_anything_is_loaded_and_keys_know_it(options):
         return Inputs(RunConfig.model_validate(value))
 
     with pytest.raises(InputError, match="run_generated_code"):
-        inputs({"problems": options.problems}).inspect()
+        require_config(inputs({"problems": options.problems}))
     asked = options.model_dump(mode="json")
-    inputs(asked).inspect()
-    assert "code" not in inputs(None).evaluation_identity[0]  # keys of runs without it stay what they were
-    before = inputs(asked).evaluation_identity
+    require_config(inputs(asked))
+    assert "code" not in inputs(None).data.evaluation_identity[0]  # keys of runs without it stay what they were
+    before = inputs(asked).data.evaluation_identity
     with open(options.problems, "ab") as file:
         file.write(gzip.compress(("\n" + json.dumps(problem("sub", "pass"))).encode()))
-    assert inputs(asked).evaluation_identity != before
+    assert inputs(asked).data.evaluation_identity != before

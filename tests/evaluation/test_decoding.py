@@ -5,7 +5,7 @@ import torch
 import transformers
 
 from moeprune.artifacts.errors import InputError
-from moeprune.evaluation.decoding import _GumbelNoise, end_tokens, generate
+from moeprune.evaluation.decoding import GumbelNoise, end_tokens, generate
 from tests.tiny import build, tiny_tokenizer
 
 PROMPTS = [[10, 20, 30], [40, 41, 42, 43, 44, 45, 46, 47, 48], [50], [60, 61, 62, 63, 64]]
@@ -47,7 +47,7 @@ def test_the_models_own_generation_config_is_ignored_and_kept() -> None:
 
 def test_draws_follow_the_tempered_softmax() -> None:
     scores, draws = torch.tensor([2.0, 1.0, 0.0, -1.0]), 4000
-    noise = _GumbelNoise([[index] for index in range(draws)], 0.7, seed=0)
+    noise = GumbelNoise([[index] for index in range(draws)], 0.7, seed=0)
     picked = noise(torch.empty(0), scores.expand(draws, -1)).argmax(dim=-1)
     shares = torch.bincount(picked, minlength=4) / draws
     expected = (scores / 0.7).softmax(dim=-1)

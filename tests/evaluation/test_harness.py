@@ -1,6 +1,7 @@
 """lm-eval on models in memory: a local task against a naive loop, the reference tasks, and bad input."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 import torch
 
 from moeprune.artifacts.errors import InputError
-from moeprune.evaluation.harness import harness, harness_metrics, require_tasks
+from moeprune.evaluation.harness import harness_metrics, require_tasks
+from moeprune.evaluation.students import Student, pruned_students, with_base
 from moeprune.models.loading import LoadedModel
 from tests.evaluation.material import random_plan
 from tests.tiny import build, tiny_tokenizer
@@ -73,7 +75,8 @@ def test_a_local_task_equals_a_naive_loop_for_base_and_pruned(task_file: Path) -
     tokenizer, small = tiny_tokenizer(), build("qwen3_moe")
     plan = random_plan(small, 4)
     tokenizer.pad_token = None  # lm-eval would set one
-    metrics = harness(small, tokenizer, [str(task_file)], {"p": plan}, batch_size=2)["p"]
+    measure = partial(harness_metrics, tokenizer=tokenizer, tasks=[str(task_file)], batch_size=2)
+    metrics = with_base(measure, small, {"p": Student(small, plan)})["p"]
     assert metrics["harness/small/acc/base"] == pytest.approx(naive_accuracy(small, tokenizer))
     from moeprune.models.pruned import pruned
 
@@ -86,7 +89,8 @@ def test_a_local_task_equals_a_naive_loop_for_base_and_pruned(task_file: Path) -
 def test_reference_tasks_need_no_network_and_see_the_damage(reference: LoadedModel) -> None:
     tasks = ["reference_agent_call", "reference_agent_answer", "reference_json"]
     plans = {"random": random_plan(reference.model, 16)}
-    metrics = harness(reference.model, reference.tokenizer, tasks, plans, limit=4)["random"]
+    measure = partial(harness_metrics, tokenizer=reference.tokenizer, tasks=tasks, limit=4)
+    metrics = with_base(measure, reference.model, pruned_students(reference.model, plans))["random"]
     assert metrics["harness/reference_agent_call/exact_match/base"] == 1
     assert metrics["harness/reference_agent_answer/exact_match/base"] == 1
     assert metrics["harness/reference_agent_call/exact_match"] < 1

@@ -2,14 +2,16 @@
 
 import gzip
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 
 from moeprune.artifacts.errors import InputError
 from moeprune.data.trajectories import TokenSet
-from moeprune.evaluation.agent import loop_rate
-from moeprune.evaluation.loops import THRESHOLD, OpenPrompt, loops, open_prompts, repetition
+from moeprune.evaluation.decoding import end_tokens
+from moeprune.evaluation.loops import THRESHOLD, OpenPrompt, loop_metrics, loops, open_prompts, repetition
+from moeprune.evaluation.students import Student, with_base
 from moeprune.models.loading import LoadedModel
 from moeprune.reference import DATA_DIR
 from tests.evaluation.material import piece, random_plan, random_tokens
@@ -93,10 +95,11 @@ def test_pruning_half_at_random_makes_the_reference_loop(reference: LoadedModel)
         for r in records
     ]
     token_set = TokenSet(tuple(piece(row, domain="agent") for row in rows), {})
-    plans = {"random": random_plan(reference.model, 16)}
-    metrics = loop_rate(
-        reference.model, reference.tokenizer, token_set, plans, prompts=16, max_new_tokens=128, batch_size=8
-    )["random"]
+    end_ids = end_tokens(reference.model, reference.tokenizer)
+    prompts = open_prompts(token_set, end_ids=end_ids, count=16, max_new_tokens=128)
+    measure = partial(loop_metrics, tokenizer=reference.tokenizer, prompts=prompts, max_new_tokens=128, batch_size=8)
+    students = {"random": Student(reference.model, random_plan(reference.model, 16))}
+    metrics = with_base(measure, reference.model, students)["random"]
     assert metrics["generation/loop_rate/base"] == 0
     assert metrics["generation/loop_rate"] > 0.2
     assert metrics["generation/loop_rate.agent"] == metrics["generation/loop_rate"]

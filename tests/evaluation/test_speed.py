@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from moeprune.artifacts.errors import InputError
-from moeprune.evaluation.speed import _peak_beside_weights, speed, weight_bytes
+from moeprune.evaluation.speed import peak_beside_weights, speed, weight_bytes
+from moeprune.evaluation.students import Student
 from moeprune.models.layers import find_moe_layers
 from tests.evaluation.material import random_plan, random_tokens
 from tests.tiny import build
@@ -16,7 +17,7 @@ def test_sizes_are_those_of_the_kept_experts_and_runs_have_a_spread() -> None:
     model = build("qwen3_moe")
     ids = torch.arange(10, 40)[None]
     before = model(input_ids=ids).logits
-    metrics = speed(model, {"p": random_plan(model, 5)}, random_tokens([30, 40]), **SHAPE)["p"]
+    metrics = speed(model, {"p": Student(model, random_plan(model, 5))}, random_tokens([30, 40]), **SHAPE)["p"]
     assert torch.equal(model(input_ids=ids).logits, before)
     layers = find_moe_layers(model)
     experts = layers[0].info.num_experts
@@ -43,16 +44,16 @@ def test_tied_weights_are_counted_once() -> None:
 def test_peak_memory_grows_with_the_prompt_and_holds_its_cache() -> None:
     model = build("qwen3_moe")
     prompt = torch.arange(10, 90)[None]
-    short, long = (_peak_beside_weights(model, prompt[:, :length]) for length in (20, 80))
+    short, long = (peak_beside_weights(model, prompt[:, :length]) for length in (20, 80))
     config = model.config
     cache = 2 * 4 * 80 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     assert long > short
     assert long > cache
-    assert _peak_beside_weights(model, prompt) == long
+    assert peak_beside_weights(model, prompt) == long
 
 
 def test_prompts_fit_the_model_or_are_refused() -> None:
     model = build("qwen3_moe", max_position_embeddings=16)
-    assert speed(model, {"p": random_plan(model, 5)}, random_tokens([3]), **SHAPE)["p"]
+    assert speed(model, {"p": Student(model, random_plan(model, 5))}, random_tokens([3]), **SHAPE)["p"]
     with pytest.raises(InputError, match="16 positions"):
         speed(model, {}, random_tokens([3]), new_tokens=16)

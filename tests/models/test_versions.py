@@ -10,7 +10,7 @@ from moeprune.commands.inspect import families_table
 from moeprune.config.load import validate
 from moeprune.config.schema import RunConfig
 from moeprune.models.families import FAMILIES, VERIFIED_WITH
-from moeprune.run.opened import Inputs
+from moeprune.run.run_data import Inputs
 from moeprune.run.team import recorded
 from tests.checkpoint.sources import plan_for
 from tests.tiny import save_tiny

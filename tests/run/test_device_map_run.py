@@ -8,7 +8,8 @@ from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json
 from moeprune.config.load import validate
 from moeprune.config.schema import CompressConfig, RunConfig
-from moeprune.run.opened import Inputs
+from moeprune.run.requirements import require_model
+from moeprune.run.run_data import Inputs
 from tests.run.test_team import CONFIG, finish, kept, start
 
 SPREAD = {"": "cpu", "model.layers.1": "disk", "model.norm": "disk"}
@@ -61,14 +62,14 @@ def test_contradictions_are_refused_with_the_config(section, message):
 def test_what_cannot_work_is_refused_before_data_is_read(section, message):
     inputs = Inputs(validate(RunConfig, section, place="config"))
     with pytest.raises(InputError, match=message):
-        inputs.inspect_model()
+        require_model(inputs)
 
 
 def test_torchrun_and_a_map_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     inputs = Inputs(validate(RunConfig, {"runtime": {"device_map": "auto"}}, place="config"))
     with pytest.raises(InputError, match="torchrun"):
-        inputs.inspect_model()
+        require_model(inputs)
 
 
 def test_compress_reads_layer_by_layer_instead():

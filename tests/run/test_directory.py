@@ -12,8 +12,8 @@ from moeprune.config.schema import RunConfig
 from moeprune.report.run_record import read_run
 from moeprune.run import stages
 from moeprune.run.directory import Run, differences
-from moeprune.run.opened import Inputs
 from moeprune.run.pipeline import run_pipeline
+from moeprune.run.run_data import Inputs
 from moeprune.run.select_stage import baseline_options
 
 CONFIG = {
@@ -216,8 +216,8 @@ def test_a_criterion_is_no_baseline_of_itself():
 
 def test_the_pruned_directory_that_dense_consumed_is_not_missed(tmp_path):
     run = Run.open(tmp_path, config())
-    assert stages._lost(run, {"key": "k", "checkpoint": stages.PRUNED}) == []
-    assert stages._lost(run, {"key": "k", "checkpoint": "checkpoint"}) == ["checkpoint"]
+    assert stages.lost_files(run, {"key": "k", "checkpoint": stages.PRUNED}) == []
+    assert stages.lost_files(run, {"key": "k", "checkpoint": "checkpoint"}) == ["checkpoint"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from moeprune.artifacts.errors import InputError
 from moeprune.commands.check import check_file, parse_bytes
 from moeprune.config.grid_file import is_grid, load_grid, merged, only
 from moeprune.report.grid_record import read_grid
-from moeprune.run import opened
+from moeprune.run import run_data
 from moeprune.run.grid import run_grid
 
 GRIDS = sorted((Path(__file__).parents[2] / "configs" / "grids").glob("*.yaml"))
@@ -61,9 +61,9 @@ def results(directory):
 
 def test_every_run_is_made_once_from_one_recording(grid, tmp_path, monkeypatch):
     read = []
-    load = opened.load_tokens
+    load = run_data.load_tokens
     monkeypatch.setattr(
-        opened, "load_tokens", lambda *words, part, **more: read.append(part) or load(*words, part=part, **more)
+        run_data, "load_tokens", lambda *words, part, **more: read.append(part) or load(*words, part=part, **more)
     )
     outcome = run_grid(grid, [], output=tmp_path / "out")
     assert sorted(read) == ["all", "heldout"]  # once for all runs

@@ -11,10 +11,10 @@ from moeprune.data.trajectories import TokenSet
 from moeprune.evaluation.fidelity import compare_plans
 from moeprune.evaluation.intervals import Comparison, DomainSums
 from moeprune.recording.recorder import record
-from moeprune.run import opened as inputs_module
-from moeprune.run.opened import Inputs
+from moeprune.run import opened
 from moeprune.run.pipeline import run_file
 from moeprune.run.refine import goal_of, improvement, refine
+from moeprune.run.run_data import Inputs
 from moeprune.selection.options import SelectionOptions
 from moeprune.selection.select import select
 from tests.tiny import build
@@ -127,7 +127,7 @@ def test_what_cannot_be_refined_is_refused_before_recording(tmp_path, monkeypatc
     config = tmp_path / "portfolio.yaml"
     config.write_text(CONFIG)
     for overrides, free, message in ((["selection.budget.scope=global"], 2**40, "scope: layer"), ([], 0, "do not fit")):
-        monkeypatch.setattr(inputs_module, "free_bytes", lambda device, free=free: free)
+        monkeypatch.setattr(opened, "free_bytes", lambda device, free=free: free)
         with pytest.raises(InputError, match=message):
             run_file(config, overrides, output=tmp_path / message.replace(" ", ""))
         assert not list(tmp_path.rglob("statistics.safetensors*"))
@@ -136,12 +136,14 @@ def test_what_cannot_be_refined_is_refused_before_recording(tmp_path, monkeypatc
 def test_validation_trajectories_were_not_recorded(tmp_path):
     config = tmp_path / "portfolio.yaml"
     config.write_text(CONFIG)
-    inputs = Inputs(load_run(config))
-    fresh, recorded = ({s.trajectory for s in tokens.sequences} for tokens in (inputs.validation, inputs.calibration))
+    data = Inputs(load_run(config)).data
+    validation = data.validation(2048, {})
+    fresh, recorded = ({s.trajectory for s in tokens.sequences} for tokens in (validation, data.calibration))
     assert not fresh & recorded
-    assert 2048 - 512 <= inputs.validation.tokens <= 2048
-    assert not inputs.validation.warnings
-    everything = Inputs(load_run(config, ["calibration.domains=[{name: agent, path: 'reference:agent'}]"]))
-    assert 2048 - 512 <= everything.validation.tokens <= 2048
-    (warning,) = everything.validation.warnings
+    assert 2048 - 512 <= validation.tokens <= 2048
+    assert not validation.warnings
+    everything = load_run(config, ["calibration.domains=[{name: agent, path: 'reference:agent'}]"])
+    validation = Inputs(everything).data.validation(2048, {})
+    assert 2048 - 512 <= validation.tokens <= 2048
+    (warning,) = validation.warnings
     assert "every calibration trajectory of agent was recorded" in warning

@@ -13,10 +13,10 @@ from safetensors.numpy import load_file
 from moeprune.artifacts.files import read_json
 from moeprune.config.load import validate
 from moeprune.config.schema import RunConfig
-from moeprune.run import opened as inputs_module
-from moeprune.run.opened import Inputs
+from moeprune.run import opened
+from moeprune.run.evaluate_stage import measure
 from moeprune.run.pipeline import run_pipeline
-from moeprune.run.stages import measure
+from moeprune.run.run_data import Inputs
 from tests.tiny import save_tiny
 
 ENVIRONMENT = os.environ | {"WANDB_MODE": "disabled"}
@@ -138,15 +138,15 @@ def tiny_config(tmp_path_factory):
 def test_a_model_that_does_not_fit_is_read_layer_by_layer_and_what_needs_it_whole_is_named(
     tiny_config, tmp_path, monkeypatch
 ):
-    assert not Inputs(tiny_config).streaming
-    monkeypatch.setattr(inputs_module, "free_bytes", lambda device: 10_000)
+    assert not Inputs(tiny_config).model.streaming
+    monkeypatch.setattr(opened, "free_bytes", lambda device: 10_000)
     inputs = Inputs(tiny_config)
-    assert inputs.weight_bytes > 10_000
-    assert inputs.streaming
+    assert inputs.model.weight_bytes > 10_000
+    assert inputs.model.streaming
     # The weights alone would fit, but not what loading them holds for a while.
-    monkeypatch.setattr(inputs_module, "free_bytes", lambda device: 2 * inputs.weight_bytes)
-    assert Inputs(tiny_config).streaming
-    monkeypatch.setattr(inputs_module, "free_bytes", lambda device: 10_000)
+    monkeypatch.setattr(opened, "free_bytes", lambda device: 2 * inputs.model.weight_bytes)
+    assert Inputs(tiny_config).model.streaming
+    monkeypatch.setattr(opened, "free_bytes", lambda device: 10_000)
     outcome = run_pipeline(tiny_config, tmp_path / "run")
     assert any("loops, harness and speed generate token by token" in warning for warning in outcome.warnings)
     assert "fidelity/kl/text" in outcome.metrics
@@ -154,9 +154,9 @@ def test_a_model_that_does_not_fit_is_read_layer_by_layer_and_what_needs_it_whol
 
 
 def test_streaming_off_loads_whatever_the_memory(tiny_config, monkeypatch):
-    monkeypatch.setattr(inputs_module, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(opened, "free_bytes", lambda device: 0)
     runtime = tiny_config.runtime.model_copy(update={"streaming": "off"})
-    assert not Inputs(tiny_config.model_copy(update={"runtime": runtime})).streaming
+    assert not Inputs(tiny_config.model_copy(update={"runtime": runtime})).model.streaming
 
 
 def test_what_a_plan_does_is_measured_alike(tiny_config, monkeypatch, tmp_path):
@@ -166,6 +166,6 @@ def test_what_a_plan_does_is_measured_alike(tiny_config, monkeypatch, tmp_path):
 
     plans = {"own": PrunePlan.load(tmp_path / "run" / "plan.json")}
     whole, _ = measure(Inputs(config), plans)
-    monkeypatch.setattr(inputs_module, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(opened, "free_bytes", lambda device: 0)
     parts, _ = measure(Inputs(config), plans)
     assert parts == whole
