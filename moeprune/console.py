@@ -1,4 +1,4 @@
-"""What a run says: short lines and progress bars for the person, the same lines with times in log.txt."""
+"""Messages of a run: short lines and progress bars for people, the same lines with times in log.txt."""
 
 import logging
 import sys
@@ -11,7 +11,7 @@ LOGGER = logging.getLogger("moeprune")
 
 @contextmanager
 def logged(path: Path) -> Iterator[None]:
-    """Inside, everything the package says also goes to the file, with times."""
+    """Inside, every message of the package also goes to the file, with times."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -33,7 +33,8 @@ def speak(*, quiet: bool = False) -> None:
         speaker.setFormatter(logging.Formatter("%(message)s"))
         LOGGER.addHandler(speaker)
     for handler in LOGGER.handlers:
-        if getattr(handler, "for_people", False):
+        if isinstance(handler, logging.StreamHandler) and getattr(handler, "for_people", False):
+            handler.setStream(sys.stderr)  # a caller may have replaced it since
             handler.setLevel(logging.WARNING if quiet else logging.INFO)
 
 
@@ -47,7 +48,7 @@ def warn(message: str) -> None:
 
 @contextmanager
 def progress(description: str, *, unit: str = "tokens") -> Iterator[Callable[[int, int], None]]:
-    """A function (done, in all) that moves a bar with rate and time left; silent where nobody watches a terminal."""
+    """A function (done, in all) that moves a bar with rate and time left; shows nothing without a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 

@@ -9,15 +9,11 @@ import typer
 
 from moeprune.artifacts.errors import InputError
 from moeprune.commands.arguments import Json, Overrides, finish, start
+from moeprune.commands.preview import describe, example
 from moeprune.console import say, warn
 
 if TYPE_CHECKING:
-    from rich.table import Table
-    from rich.text import Text
-
     from moeprune.checkpoint.inventory import Inventory
-    from moeprune.data.trajectories import Sequence as TokenSequence
-    from moeprune.data.trajectories import TokenSet
     from moeprune.models.options import ModelOptions
     from moeprune.run.run_data import Inputs
 
@@ -25,7 +21,6 @@ UNITS = tuple(f"{prefix}{unit}" for prefix in "KMGT" for unit in ("B", "iB"))
 RATIOS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
 BITS = {"bf16": 16.0, "fp8": 8.0, "int4": 4.5}  # int4: groups of 32..128 carry a 16-bit scale
 EXPERT_ROLES = ("expert", "fused")  # of tensors in a checkpoint's inventory
-COUNTED, OTHER, SIGN = "bold cyan", "dim", "magenta"  # styles of an example's text
 
 
 def check(
@@ -72,16 +67,7 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
     serving = [] if spread else _engine_notes(inputs, [budget.kept for budget in budgets])
     data = {part: _describe_data(inputs, part) for part in ("calibration", "evaluation")}
     estimate = estimate_pass(inputs)
-    say(
-        f"estimate: {estimate['weight_bytes'] / 1e9:.2f} GB of weights in memory "
-        f"({inputs.model.loading_bytes / 1e9:.2f} GB at most while they load), "
-        f"{estimate['statistics_bytes'] / 1e6:,.1f} MB of statistics; recording {estimate['tokens']:,} tokens takes "
-        f"about {estimate['seconds']:,.0f} s on this machine"
-    )
-    say(
-        f"estimate: read layer by layer (runtime.streaming), {estimate['streamed_bytes'] / 1e9:.2f} GB of memory and "
-        f"{estimate['read_bytes'] / 1e9:.2f} GB from disk"
-    )
+    _say_estimate(estimate, inputs.model.loading_bytes)
     summary: dict[str, Any] = {
         "config": config.model_dump(mode="json"),
         "model": {"model_type": model_type, "fingerprint": inputs.model.fingerprint},
@@ -96,6 +82,19 @@ def check_file(path: Path, overrides: Sequence[str], *, memory: str | None = Non
     if limit is not None:
         summary["fits"] = fitting(inputs, limit)
     return summary
+
+
+def _say_estimate(estimate: Mapping[str, float], loading_bytes: int) -> None:
+    say(
+        f"estimate: {estimate['weight_bytes'] / 1e9:.2f} GB of weights in memory "
+        f"({loading_bytes / 1e9:.2f} GB at most while they load), "
+        f"{estimate['statistics_bytes'] / 1e6:,.1f} MB of statistics; recording {estimate['tokens']:,} tokens takes "
+        f"about {estimate['seconds']:,.0f} s on this machine"
+    )
+    say(
+        f"estimate: read layer by layer (runtime.streaming), {estimate['streamed_bytes'] / 1e9:.2f} GB of memory and "
+        f"{estimate['read_bytes'] / 1e9:.2f} GB from disk"
+    )
 
 
 def _engine_notes(inputs: "Inputs", kept: Sequence[int]) -> list[str]:
@@ -247,58 +246,3 @@ def kv_bytes_per_token(config: Mapping[str, Any]) -> int:
     heads = text.get("num_key_value_heads") or text["num_attention_heads"]
     size = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
     return 2 * 2 * layers * heads * size
-
-
-def describe(token_set: "TokenSet", *, title: str | None = None) -> "Table":
-    """One row a domain: records used and skipped, tokens, what counts, tokens by role, longest bucket of lengths."""
-    from rich.table import Column, Table
-
-    numbers = [Column(name, justify="right") for name in ("records", "skipped", "tokens", "counted", "pieces")]
-    table = Table("domain", *numbers, "tokens by role", "trajectory lengths", title=title)
-    for name, counts in token_set.manifest.items():
-        skipped = ", ".join(f"{count} {reason}" for reason, count in counts["records_skipped"].items())
-        roles = sorted(counts["tokens_by_role"].items(), key=lambda item: (-item[1], item[0]))
-        table.add_row(
-            name,
-            f"{counts['records_used']:,} of {counts['records_read']:,}",
-            skipped or "0",
-            f"{counts['tokens']:,}",
-            f"{counts['counted']:,} ({counts['count']})",
-            f"{counts['pieces']:,}",
-            ", ".join(f"{role} {tokens / (counts['tokens'] or 1):.0%}" for role, tokens in roles),
-            ", ".join(f"{bucket}: {count}" for bucket, count in counts["length_histogram"].items()),
-        )
-    return table
-
-
-def example(token_set: "TokenSet", tokenizer: Any, domain: str, *, tokens: int = 200) -> "Text":
-    """The beginning of a trajectory of `domain`: what counts in colour and between ⟦ ⟧, the rest dim.
-
-    The signs serve terminals without colour; a text that counts as a whole has none.
-    """
-    from rich.text import Text
-
-    sequence = _mixed_sequence(token_set, domain, tokens)
-    ids, counted = sequence.ids[:tokens], sequence.counted[:tokens]
-    with_signs = not counted.all()
-    text = Text()
-    first = 0  # of a stretch of tokens that all count, or all do not
-    for position in range(1, len(ids) + 1):
-        if position < len(ids) and counted[position] == counted[first]:
-            continue
-        stretch = tokenizer.decode(ids[first:position].tolist(), clean_up_tokenization_spaces=False)
-        if counted[first] and with_signs:
-            text.append("⟦", SIGN).append(stretch, COUNTED).append("⟧", SIGN)
-        else:
-            text.append(stretch, COUNTED if counted[first] else OTHER)
-        first = position
-    if len(sequence.ids) > tokens:
-        text.append(" …", SIGN)
-    return text
-
-
-def _mixed_sequence(token_set: "TokenSet", domain: str, tokens: int) -> "TokenSequence":
-    """The first sequence with both tokens that count and others among its first `tokens`; else the first of all."""
-    own = [sequence for sequence in token_set.sequences if sequence.domain == domain]
-    assert own, f"no sequence of {domain}"
-    return next((s for s in own if s.counted[:tokens].any() and not s.counted[:tokens].all()), own[0])

@@ -3,7 +3,7 @@
 import importlib.util
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,17 +12,9 @@ from moeprune.artifacts.files import existing_parent, read_json
 from moeprune.commands.arguments import Json, finish, open_model, require_writable, start
 from moeprune.commands.verify import verify_checkpoint
 from moeprune.console import say, warn
-from moeprune.serving.engines import EngineError, require_python
-from moeprune.serving.gguf import (
-    OUTPUT_TYPES,
-    Gguf,
-    convert,
-    differences,
-    quantise,
-    read_gguf,
-    require_converter,
-    require_quantiser,
-)
+
+if TYPE_CHECKING:
+    from moeprune.serving.gguf import Gguf
 
 SERVERS = ("build/bin/llama-server", "bin/llama-server", "llama-server")
 
@@ -76,19 +68,21 @@ def export_file(
     overwrite: bool,
 ) -> dict[str, Any]:
     """What was written and how it compares; the file is put in place only when its routing agrees with config.json."""
+    from moeprune.serving import gguf
+    from moeprune.serving.engines import require_python
     from moeprune.serving.llama_cpp import require_one_server
 
     if format != "gguf":
         raise InputError(f"--format {format}: gguf is the one there is; vLLM and SGLang serve the checkpoint itself")
-    if output_type not in OUTPUT_TYPES:
-        raise InputError(f"--outtype {output_type}: one of {', '.join(OUTPUT_TYPES)}")
+    if output_type not in gguf.OUTPUT_TYPES:
+        raise InputError(f"--outtype {output_type}: one of {', '.join(gguf.OUTPUT_TYPES)}")
     require_writable(output, ".gguf")
     if output.exists() and not overwrite:
         raise InputError(f"-o {output}: exists; give another name, or --overwrite to replace it")
-    require_converter(llama_cpp)
+    gguf.require_converter(llama_cpp)
     if converter_python is not None and not converter_python.is_file():
         raise InputError(f"--converter-python {converter_python}: no such file; give the bin/python of an environment")
-    quantiser = require_quantiser(llama_cpp) if quantize else None
+    quantiser = gguf.require_quantiser(llama_cpp) if quantize else None
     require_one_server(python, binary)
     if python is not None:
         require_python("llama.cpp", python)
@@ -99,7 +93,7 @@ def export_file(
     with tempfile.TemporaryDirectory(dir=existing_parent(output), prefix=f".{output.stem}.") as folder:
         file = Path(folder) / "plain.gguf"
         say(f"export: {llama_cpp / 'convert_hf_to_gguf.py'} writes {output_type}")
-        convert(
+        gguf.convert(
             opened.directory,
             file,
             llama_cpp=llama_cpp,
@@ -107,16 +101,16 @@ def export_file(
             pre_tokenizer=pre_tokenizer,
             python=converter_python,
         )
-        notes = _checked(read_gguf(file), config, layer.num_experts, layer.top_k)
+        notes = _checked(gguf.read_gguf(file), config, layer.num_experts, layer.top_k)
         if quantize and quantiser is not None:
             say(f"export: {quantiser} makes {quantize}")
             smaller = Path(folder) / "quantised.gguf"
-            quantise(file, smaller, quantiser=quantiser, kind=quantize)
-            notes = _checked(read_gguf(smaller), config, layer.num_experts, layer.top_k)
+            gguf.quantise(file, smaller, quantiser=quantiser, kind=quantize)
+            notes = _checked(gguf.read_gguf(smaller), config, layer.num_experts, layer.top_k)
             file = smaller
         output.parent.mkdir(parents=True, exist_ok=True)
         file.replace(output)
-    header = read_gguf(output)
+    header = gguf.read_gguf(output)
     say(f"export: {output.stat().st_size / 1e6:,.1f} MB, {header.architecture}, {header.about_experts()}")
     for note in notes:
         warn(note)
@@ -124,8 +118,12 @@ def export_file(
     return {"gguf": output, "routing": header.about_experts(), "notes": notes, "proof": proof}
 
 
-def _checked(gguf: Gguf, config: dict[str, Any], count: int, top_k: int) -> list[str]:
-    problems, notes = differences(gguf, config, count=count, top_k=top_k)
+def _checked(header: "Gguf", config: dict[str, Any], count: int, top_k: int) -> list[str]:
+    """What differs from config.json without harm. Raises EngineError for what is another model."""
+    from moeprune.serving.engines import EngineError
+    from moeprune.serving.gguf import differences
+
+    problems, notes = differences(header, config, count=count, top_k=top_k)
     if problems:
         raise EngineError(f"the converted file is not this model: {'; '.join(problems)}; nothing was put in place")
     return notes

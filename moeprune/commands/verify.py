@@ -13,14 +13,13 @@ from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json
 from moeprune.commands.arguments import Json, finish, open_model, start
 from moeprune.console import say, warn
-from moeprune.serving.answers import Answer, Answers, Proof, Score, compare, tolerance_of
-from moeprune.serving.engines import ENGINES, ask_script, require_python
-from moeprune.serving.gguf import Gguf, differences, read_gguf
-from moeprune.serving.questions import Questions, questions
 
 if TYPE_CHECKING:
     from moeprune.artifacts.plan import PrunePlan
     from moeprune.run.opened import Opened
+    from moeprune.serving.answers import Answer, Answers, Proof, Score
+    from moeprune.serving.gguf import Gguf
+    from moeprune.serving.questions import Questions
 
 Precision = Literal["float32", "bfloat16", "float16"]
 ITSELF, BASE = "the checkpoint in transformers", "the base model pruned in memory"
@@ -90,6 +89,9 @@ def verify_checkpoint(
         raise InputError("verify: give the directory of a checkpoint, or --install ENGINE")
     header = _required(engine, python=python, binary=binary, gguf=gguf, dtype=dtype, against=against)
     from moeprune.checkpoint.record import keep_proof, require_record
+    from moeprune.serving.engines import require_python
+    from moeprune.serving.gguf import differences
+    from moeprune.serving.questions import questions
 
     opened = open_model(checkpoint)
     record = require_record(opened.directory)
@@ -147,8 +149,12 @@ def _plan(record: Mapping[str, Any] | None, opened: "Opened", against: str | Non
 
 def _required(
     engine: str, *, python: Path | None, binary: Path | None, gguf: Path | None, dtype: str, against: str | None
-) -> Gguf | None:
+) -> "Gguf | None":
     """The GGUF's header. Raises InputError for arguments that do not go together."""
+    from moeprune.serving.engines import ENGINES
+    from moeprune.serving.gguf import read_gguf
+    from moeprune.serving.llama_cpp import require_one_server
+
     if engine not in ENGINES:
         raise InputError(f"--engine {engine}: one of {', '.join(ENGINES)}")
     if dtype not in get_args(Precision):
@@ -165,8 +171,6 @@ def _required(
         return None
     if gguf is None:
         raise InputError("--engine llama.cpp: give --gguf FILE, as `moeprune export` writes it")
-    from moeprune.serving.llama_cpp import require_one_server
-
     require_one_server(python, binary)
     return read_gguf(gguf)
 
@@ -174,17 +178,18 @@ def _required(
 def _ask(
     engine: str,
     checkpoint: Path,
-    prompts: Questions,
+    prompts: "Questions",
     *,
     python: Path | None,
     binary: Path | None,
-    header: Gguf | None,
+    header: "Gguf | None",
     dtype: str,
     log: Path | None,
-) -> Answers:
-    if header is not None:
-        from moeprune.serving.llama_cpp import ask_llama_cpp
+) -> "Answers":
+    from moeprune.serving.engines import ask_script
+    from moeprune.serving.llama_cpp import ask_llama_cpp
 
+    if header is not None:
         return ask_llama_cpp(header.path, prompts, python=python, binary=binary, log=log)
     assert python is not None
     name = cast(Literal["transformers", "vllm"], engine)
@@ -200,15 +205,16 @@ def _is_quantised(opened: "Opened") -> bool:
 def _judge(
     opened: "Opened",
     plan: "PrunePlan | None",
-    prompts: Questions,
-    answers: Answers,
+    prompts: "Questions",
+    answers: "Answers",
     *,
     against: str | None,
     dtype: str,
     engine: str,
-) -> Proof:
+) -> "Proof":
     """The proof, against the base pruned by the plan or against the checkpoint as transformers loads it."""
     from moeprune.models.pruned import pruned
+    from moeprune.serving.answers import compare, tolerance_of
 
     model = (opened if against is None else open_model(against)).loaded.model
     with nullcontext() if plan is None else pruned(model, plan):
@@ -237,13 +243,15 @@ def _show(summary: Mapping[str, Any]) -> None:
         warn(f"NOT as in memory: {text}")
 
 
-def score(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Answer]) -> list[Score]:
+def score(model: Any, prompts: Sequence[Sequence[int]], answers: Sequence["Answer"]) -> list["Score"]:
     """One score a prompt; `model` is a transformers causal language model in eval mode.
 
     One forward for each prompt with its answer, without a cache and without padding. The last token of an answer is
     scored by the forward of those before it.
     """
     import torch
+
+    from moeprune.serving.answers import Score
 
     scores = []
     with torch.no_grad():

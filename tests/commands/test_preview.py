@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from moeprune.commands.check import COUNTED, describe, example
+from moeprune.commands.preview import COUNTED, describe, example
 from moeprune.data.options import Domain, Intake
 from moeprune.data.trajectories import load_tokens
 from moeprune.models.loading import load_tokenizer
