@@ -5,15 +5,13 @@ A verb's module imports torch and the like inside its functions, so that `moepru
 
 import sys
 import traceback
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from moeprune.artifacts.errors import InputError, OutsideError
-from moeprune.commands.arguments import Json, ModelPath, finish, start
 from moeprune.commands.check import check
 from moeprune.commands.compress import compress
+from moeprune.commands.evaluate import evaluate
 from moeprune.commands.export import export
 from moeprune.commands.generate import generate
 from moeprune.commands.inspect import families, inspect
@@ -23,37 +21,6 @@ from moeprune.commands.report import report
 from moeprune.commands.run import grid, run
 from moeprune.commands.select import select
 from moeprune.commands.verify import verify
-
-
-def evaluate(
-    model: ModelPath,
-    plan: Annotated[Path | None, typer.Option(help="Prune in memory by this plan; MODEL is the teacher.")] = None,
-    against: Annotated[str | None, typer.Option(help="The unpruned teacher of a pruned checkpoint.")] = None,
-    data: Annotated[list[str] | None, typer.Option(help="NAME=PATH; may be given again.")] = None,
-    speed: Annotated[bool, typer.Option("--speed", help="Also measure prefill and decode speed.")] = False,
-    engine: Annotated[str, typer.Option(help="Where --speed is measured: transformers or vllm.")] = "transformers",
-    python: Annotated[Path | None, typer.Option(help="--engine vllm: the Python of its environment.")] = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The metrics to write (.json).")] = Path(
-        "metrics.json"
-    ),
-    as_json: Json = False,
-) -> None:
-    """Fidelity to the unpruned model on held-out data, worst domain first."""
-    start(as_json)
-    from moeprune.commands.evaluate import evaluate_model
-
-    summary = evaluate_model(
-        model,
-        output,
-        plan=plan,
-        against=against,
-        data=data or [],
-        speed=speed,
-        engine=engine,
-        python=python,
-    )
-    finish(summary, output, as_json=as_json)
-
 
 VERBS = (
     *(run, grid, check, record, select, prune, evaluate, compress),

@@ -1,37 +1,38 @@
 """`moeprune evaluate`: one model against its teacher, in memory or read layer by layer, of MoE and of dense models."""
 
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from moeprune.artifacts.errors import InputError
-from moeprune.artifacts.files import load_metrics, save_metrics
-from moeprune.artifacts.plan import PrunePlan
-from moeprune.checkpoint.record import keep_results
-from moeprune.commands.arguments import name_and_value, require_writable
-from moeprune.config.load import validate
-from moeprune.config.schema import RunConfig
+from moeprune.commands.arguments import Json, ModelPath, finish, name_and_value, require_writable, start
 from moeprune.console import say, warn
-from moeprune.data.trajectories import TokenSet
-from moeprune.evaluation.measure import compared, measure
-from moeprune.evaluation.students import Student
-from moeprune.models.loading import device_of, load_config, load_written, local_directory
-from moeprune.models.memory import free_bytes
-from moeprune.models.options import ModelOptions
-from moeprune.models.streaming.model import StreamedModel
-from moeprune.run.opened import Opened
-from moeprune.run.run_data import Data
+
+if TYPE_CHECKING:
+    from moeprune.data.trajectories import TokenSet
+    from moeprune.evaluation.students import Student
+    from moeprune.run.opened import Opened
+
+METRICS = Path("metrics.json")
 
 
-class AnyModel(Opened):
-    """A model that is only run: it may be dense."""
-
-    @cached_property
-    def directory(self) -> Path:
-        directory = local_directory(self.options)
-        load_config(directory)
-        return directory
+def evaluate(
+    model: ModelPath,
+    plan: Annotated[Path | None, typer.Option(help="Prune in memory by this plan; MODEL is the teacher.")] = None,
+    against: Annotated[str | None, typer.Option(help="The unpruned teacher of a pruned checkpoint.")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="NAME=PATH; may be given again.")] = None,
+    speed: Annotated[bool, typer.Option("--speed", help="Also measure prefill and decode speed.")] = False,
+    engine: Annotated[str, typer.Option(help="Where --speed is measured: transformers or vllm.")] = "transformers",
+    python: Annotated[Path | None, typer.Option(help="--engine vllm: the Python of its environment.")] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The metrics to write (.json).")] = METRICS,
+    as_json: Json = False,
+) -> None:
+    """Fidelity to the unpruned model on held-out data, worst domain first."""
+    start(as_json)
+    options: dict[str, Any] = {"plan": plan, "against": against, "speed": speed, "engine": engine, "python": python}
+    finish(evaluate_model(model, output, data=data or [], **options), output, as_json=as_json)
 
 
 def evaluate_model(
@@ -49,6 +50,18 @@ def evaluate_model(
 
     What does not fit into memory is read layer by layer.
     """
+    from moeprune.artifacts.files import save_metrics
+    from moeprune.artifacts.plan import PrunePlan
+    from moeprune.checkpoint.record import keep_results
+    from moeprune.config.load import validate
+    from moeprune.config.schema import RunConfig
+    from moeprune.evaluation.measure import compared, measure
+    from moeprune.evaluation.students import Student
+    from moeprune.models.options import ModelOptions
+    from moeprune.models.streaming.model import StreamedModel
+    from moeprune.run.opened import AnyModel, Opened
+    from moeprune.run.run_data import Data
+
     if (plan is None) == (against is None):
         raise InputError("evaluate: give --plan PLAN (MODEL is the teacher) or --against TEACHER (MODEL is pruned)")
     require_writable(output, ".json")
@@ -96,6 +109,8 @@ def evaluate_model(
 
 def _require_metrics(output: Path) -> None:
     """Refuse to write metrics over a file that holds something else."""
+    from moeprune.artifacts.files import load_metrics
+
     if output.exists():
         try:
             load_metrics(output)
@@ -103,8 +118,10 @@ def _require_metrics(output: Path) -> None:
             raise InputError(f"-o {output}: is there and holds no metrics; give another name") from error
 
 
-def _one_vocabulary(teacher: Opened, student: Opened) -> list[str]:
+def _one_vocabulary(teacher: "Opened", student: "Opened") -> list[str]:
     """A warning where the tokenizers differ. Raises InputError where the vocabularies have different sizes."""
+    from moeprune.models.loading import load_config
+
     sizes = [load_config(one.directory).get_text_config().vocab_size for one in (teacher, student)]
     if sizes[0] != sizes[1]:
         raise InputError(
@@ -138,8 +155,9 @@ def _serving_python(engine: str, python: Path | None, *, speed: bool, plan: Path
     return require_python("vllm", python)
 
 
-def _speed_in_vllm(teacher: Opened, student: Opened, tokens: TokenSet, python: Path) -> dict[str, float]:
+def _speed_in_vllm(teacher: "Opened", student: "Opened", tokens: "TokenSet", python: Path) -> dict[str, float]:
     from moeprune.evaluation.speed import prompts_of
+    from moeprune.models.loading import load_config
     from moeprune.serving.vllm_speed import vllm_speed
 
     both = (teacher.checkpoint, student.checkpoint)
@@ -157,8 +175,12 @@ def _speed_in_vllm(teacher: Opened, student: Opened, tokens: TokenSet, python: P
     )
 
 
-def _both_checkpoints(teacher: Opened, student: Opened) -> tuple[Any, Student]:
+def _both_checkpoints(teacher: "Opened", student: "Opened") -> "tuple[Any, Student]":
     """Both models in memory where they fit together, else both with their weights on disk."""
+    from moeprune.evaluation.students import Student
+    from moeprune.models.loading import device_of, load_written
+    from moeprune.models.memory import free_bytes
+
     both = teacher.weight_bytes + student.weight_bytes
     peak = max(teacher.loading_bytes, teacher.weight_bytes + student.loading_bytes)
     if peak > free_bytes(device_of(teacher.runtime.device)):

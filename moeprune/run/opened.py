@@ -112,6 +112,16 @@ class Opened:
         return [self.options, self.fingerprint, contents, self.device_type, *unpacked]
 
 
+class AnyModel(Opened):
+    """A model that is only run: it may be dense."""
+
+    @cached_property
+    def directory(self) -> Path:
+        directory = local_directory(self.options)
+        load_config(directory)
+        return directory
+
+
 def _sampled(file: Path) -> str:
     """A digest of the file's size and of evenly spaced pieces of it; of all of it up to 16 MB.
 
