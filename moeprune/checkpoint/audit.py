@@ -18,7 +18,6 @@ from moeprune.artifacts.plan import PrunePlan
 from moeprune.artifacts.safetensors_files import Entry, read_header
 from moeprune.artifacts.statistics import Layer
 from moeprune.checkpoint.inventory import INDEX, Inventory, checkpoint_fingerprint, read_floats, router_tensor
-from moeprune.checkpoint.names import auto_class, empty_model, model_class
 from moeprune.checkpoint.options import MtpPolicy
 from moeprune.checkpoint.shards import Shard
 
@@ -90,8 +89,12 @@ def reload_keys(config: Any, entries: Mapping[str, Entry]) -> tuple[set[str], se
     """(missing, unexpected) names of a load with these tensors. Raises AuditError for shapes that do not fit."""
     import torch
 
+    from moeprune.models.disk_tensors import DTYPES
+    from moeprune.models.loading import model_class
+
     tensors = {
-        name: torch.empty(entry.shape, dtype=_plain_type(entry), device="meta") for name, entry in entries.items()
+        name: torch.empty(entry.shape, dtype=DTYPES.get(entry.dtype, torch.uint8), device="meta")
+        for name, entry in entries.items()
     }
     try:
         with _quiet_loading():
@@ -122,20 +125,6 @@ def _quiet_loading() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _plain_type(entry: Entry) -> Any:
-    import torch
-
-    names = {
-        "BF16": torch.bfloat16,
-        "F16": torch.float16,
-        "F32": torch.float32,
-        "F64": torch.float64,
-        "I64": torch.int64,
-        "I32": torch.int32,
-    }
-    return names.get(entry.dtype, torch.uint8)
-
-
 def require_routers(
     directory: Path, entries: Mapping[str, Entry], source: Inventory, orders: Mapping[str, Sequence[int]]
 ) -> list[np.ndarray]:
@@ -157,6 +146,7 @@ def require_routers(
 def require_counts(config: Any, source: Inventory, count: int) -> None:
     """Raises AuditError unless a model of this config has the source's MoE layers with `count` experts each."""
     from moeprune.models.layers import find_moe_layers
+    from moeprune.models.loading import empty_model
 
     found = [(layer.name, layer.info.num_experts) for layer in find_moe_layers(empty_model(config))]
     expected = [(layer.name, count) for layer in source.layers]
@@ -173,7 +163,7 @@ def logits_difference(
     """
     import torch
 
-    from moeprune.models.loading import load_config
+    from moeprune.models.loading import auto_class, load_config
 
     config = load_config(directory)
     model = auto_class(config).from_pretrained(directory, dtype=getattr(torch, dtype)).eval()

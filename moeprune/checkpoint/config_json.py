@@ -8,14 +8,11 @@ from typing import Any
 
 from moeprune.artifacts.errors import InputError
 from moeprune.models.families import Family
+from moeprune.models.family import COUNT_KEYS, MTP_KEYS, TEXT_SECTIONS
 
 Path = tuple[str, ...]  # keys from the top of the document to a value
 Edits = dict[Path, Any]
 
-# Sections that describe the language model; the others (vision, audio, a talker) have counts of their own.
-TEXT_SECTIONS = ("text_config", "language_config", "llm_config", "thinker_config", "ffn_config")
-COUNT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
-MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "mtp_num_layers", "num_mtp_modules")
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 # Beside config.json, some quantisers write their module lists into files of their own.
 QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json", "quantization_config.json")
@@ -24,7 +21,7 @@ QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_con
 def text_sections(config: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """The document and every section of it on the path to the language model, outermost first."""
     yield path, config
-    for key in TEXT_SECTIONS:
+    for key in (*TEXT_SECTIONS, "ffn_config"):  # of DBRX, which counts experts there
         if isinstance(config.get(key), dict):
             yield from text_sections(config[key], (*path, key))
 

@@ -20,7 +20,7 @@ import numpy as np
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.safetensors_files import Entry
 from moeprune.checkpoint.inventory import Inventory, Tensor
-from moeprune.checkpoint.names import EXPERT_NUMBER
+from moeprune.models.disk_names import EXPERT_NUMBER
 
 _TYPES = {"I64": "<i8", "I32": "<i4"}
 

@@ -1,13 +1,11 @@
-"""Which parameter in memory a tensor on disk feeds, and which parameters have an expert axis.
+"""What a checkpoint becomes in memory: its MoE layers, its parameters, and which of them have an expert axis.
 
-The only module that touches transformers' loading internals (the key renaming of its weight conversions). Models are
-built on the meta device, so nothing here reads a weight.
+Models are built on the meta device, so nothing here reads a weight.
 """
 
 import copy
 import json
 import math
-import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,17 +16,8 @@ from typing import Any
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.statistics import Layer
 from moeprune.checkpoint.config_json import with_expert_count
+from moeprune.models.disk_names import DiskNames
 from moeprune.models.families import Family
-
-# Names that quantised checkpoints give to the parts of one weight: what a module's `weight` becomes ...
-_MODULE_PART = re.compile(
-    r"\.(?:weight_(?:scale|scale_inv|scale_2|packed|shape|zero_point|g_idx|global_scale)|input_(?:scale|global_scale|zero_point)"
-    r"|output_scale|qweight|qzeros|scales|g_idx)$"
-)
-# ... and what is appended to the name of a fused expert parameter.
-_FUSED_PART = re.compile(
-    r"_(?:blocks|scales|scale|scale_inv|scale_2|packed|zero_point|global_scale|weight_scale|weight_scale_2|input_scale)$"
-)
 
 
 @dataclass(frozen=True)
@@ -52,12 +41,12 @@ class MemoryModel:
     """
 
     def __init__(self, directory: Path, config_json: Mapping[str, Any]) -> None:
-        from moeprune.models.layers import find_moe_layers, router_weight
-        from moeprune.models.loading import load_config
+        from moeprune.models.layers import moe_layers_if_any, router_weight
+        from moeprune.models.loading import empty_model, load_config
 
         self.config: Any = load_config(directory)
         self.model = empty_model(self.config)
-        moe_layers = find_moe_layers(self.model) if _has_experts(self.model) else []
+        moe_layers = moe_layers_if_any(self.model)
         self.layers: tuple[Layer, ...] = tuple(layer.info for layer in moe_layers)
         self.num_experts = _common_count(self.layers) if moe_layers else 0
         self.shapes = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
@@ -85,6 +74,8 @@ class MemoryModel:
         return family_for(self.config)
 
     def _find_expert_axes(self, config_json: Mapping[str, Any]) -> dict[str, ExpertAxis]:
+        from moeprune.models.loading import empty_model
+
         double = with_expert_count(
             copy.deepcopy(dict(config_json)), self.family, self.num_experts, 2 * self.num_experts
         )
@@ -124,56 +115,11 @@ class MemoryModel:
 
     def target_of(self, name: str) -> str | None:
         """The parameter or buffer that a tensor on disk feeds or is a quantised part of; None when there is none."""
-        for candidate in (name, _MODULE_PART.sub(".weight", name), _FUSED_PART.sub("", name)):
-            renamed = self._renaming.rename(candidate)
-            if renamed in self.shapes:
-                return renamed
-        return None
+        return self._disk_names.target_of(name)
 
     @cached_property
-    def _renaming(self) -> "_Renaming":
-        return _Renaming(self.model)
-
-
-class _Renaming:
-    """Disk name -> name in memory, by the rules transformers loads with; remembered without the expert's id."""
-
-    def __init__(self, model: Any) -> None:
-        try:
-            from transformers.conversion_mapping import get_model_conversion_mapping
-            from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-        except ImportError as error:
-            import transformers
-
-            raise InputError(
-                f"transformers {transformers.__version__} does not tell how it names a checkpoint's tensors ({error}); "
-                "install transformers>=5.24,<6"
-            ) from error
-        rules = get_model_conversion_mapping(model)
-        self._renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
-        self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
-        self._rename = rename_source_key
-        self._prefix = model.base_model_prefix
-        self._known = model.state_dict()
-        self._remembered: dict[str, str] = {}
-
-    def rename(self, name: str) -> str:
-        template = EXPERT_NUMBER.sub("0", name)
-        if template not in self._remembered:
-            renamed, _ = self._rename(template, self._renamings, self._converters, self._prefix, self._known)
-            if renamed not in self._known and template in self._known:  # already a name in memory
-                renamed, _ = self._rename(template, [], [], self._prefix, self._known)
-            self._remembered[template] = renamed
-        return self._remembered[template]
-
-
-EXPERT_NUMBER = re.compile(r"(?<=\bexperts\.)\d+(?=\.)")  # `shared_experts.0.` has no word border before `experts`
-
-
-def expert_number(name: str) -> int | None:
-    """The expert id in the name of a per-expert tensor; None for any other tensor."""
-    match = EXPERT_NUMBER.search(name)
-    return int(match.group()) if match else None
+    def _disk_names(self) -> DiskNames:
+        return DiskNames(self.model)
 
 
 def parsed_config(text: str) -> Any:
@@ -185,43 +131,14 @@ def parsed_config(text: str) -> Any:
         return load_config(Path(directory))
 
 
-def empty_model(config: Any) -> Any:
-    """The model that loading a checkpoint with this config gives, on the meta device: shapes without memory."""
-    import torch
-
-    with torch.device("meta"):
-        return auto_class(config).from_config(copy.deepcopy(config)).eval()
-
-
-def auto_class(config: Any) -> Any:
-    """The transformers auto class that loads this config: causal language models first, multimodal ones second."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-
-    for candidate in (AutoModelForCausalLM, AutoModelForImageTextToText):
-        if type(config) in candidate._model_mapping:
-            return candidate
-    raise InputError(f"{config.model_type}: transformers has no language model class for this config")
-
-
-def model_class(config: Any) -> tuple[Any, Any]:
-    """(class, config) as the auto class resolves them: a language model may take only the text part of the config."""
-    found = auto_class(config)._model_mapping[type(config)]
-    return found, config if found.config_class is type(config) else config.get_text_config()
-
-
-def _has_experts(model: Any) -> bool:
-    """Whether anything in the model is called experts: what is then not understood is refused, not taken for dense."""
-    return any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules())
-
-
 def _tables(layers: Iterable[Any]) -> dict[str, str]:
     """Buffer that lists experts by token -> its layer, where a family has such tables."""
-    found = {}
+    tables = {}
     for layer in layers:
         name = layer.family.expert_table
         if name and hasattr(layer.router, name):
-            found[f"{layer.name}.{layer.family.router}.{name}"] = layer.name
-    return found
+            tables[f"{layer.name}.{layer.family.router}.{name}"] = layer.name
+    return tables
 
 
 def _common_count(layers: Iterable[Layer]) -> int:

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 MtpPolicy = Literal["refuse", "drop"]
-Layout = Literal["auto", "plain"]  # of compressed weights; dense/export.py has the same
+Layout = Literal["auto", "plain"]  # of compressed weights
 
 
 class CheckpointOptions(BaseModel):

@@ -11,7 +11,8 @@ from typing import Literal
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.safetensors_files import Entry
-from moeprune.checkpoint.names import MemoryModel, expert_number
+from moeprune.checkpoint.names import MemoryModel
+from moeprune.models.disk_names import expert_number
 
 # expert: one expert's own tensor; fused: all experts of a layer in one; router: anything that scores experts;
 # table: expert ids by token; mtp: a multi-token-prediction layer; other: everything else, copied as it is

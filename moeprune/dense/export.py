@@ -7,13 +7,14 @@ export.edits(result), export.config_edits              # for the checkpoint writ
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from einops import rearrange
 
 from moeprune.artifacts.errors import InputError
 from moeprune.checkpoint.edits import Edit, Inventory, NewTensor, Replace
+from moeprune.checkpoint.options import Layout
 from moeprune.dense.chain import chains
 from moeprune.dense.methods.method import DenseMethod
 from moeprune.dense.methods.result import Quantised
@@ -30,7 +31,6 @@ from moeprune.dense.report import DenseReport
 from moeprune.dense.walk import Compressed
 from moeprune.dense.weights import Weight, look
 
-Layout = Literal["auto", "plain"]
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()} | {
     torch.int32: "I32",

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from moeprune.models.family import MTP_KEYS, TEXT_SECTIONS
+
 SPLITS = (2, 4, 8, 16, 32, 64)  # devices people share a model over
-TEXT_SECTIONS = ("text_config", "language_config", "llm_config", "thinker_config")
-MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "mtp_num_layers", "num_mtp_modules")
 GROUP_KEYS = (("n_group", "topk_group"), ("num_expert_group", "topk_group"))
 
 # Counts that vLLM 0.32 carries tuned configurations of its fused MoE kernel for, on any device.

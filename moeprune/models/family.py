@@ -24,6 +24,12 @@ SIGMOID_GROUPS_OUTSIDE = (
 )
 LOGIT_BIAS = "top-k of logit + correction bias, gate = sigmoid(logit), renormalised if norm_topk_prob"
 
+# Keys of config.json under all their names, and sections of it that describe the language model: the others (vision,
+# audio, a talker) have counts of their own.
+COUNT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
+MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "mtp_num_layers", "num_mtp_modules")
+TEXT_SECTIONS = ("text_config", "language_config", "llm_config", "thinker_config")
+
 _SCORING: dict[str, Literal["softmax", "sigmoid"]] = {
     **dict.fromkeys((SOFTMAX_RENORM, SOFTMAX_OPTIONAL, SOFTMAX_PLAIN, TOP_K_SOFTMAX), "softmax"),
     **dict.fromkeys((SOFTMAX_GROUPS, SOFTMAX_GROUPS_RENORM), "softmax"),

@@ -1,5 +1,6 @@
 """Open a model and its tokenizer from a path, a hub name or `reference`, with errors before the expensive step."""
 
+import copy
 import os
 import warnings
 from collections.abc import Iterator
@@ -183,11 +184,7 @@ def _spread(directory: Path, dtype: Dtype, device: str, device_map: DeviceMap, f
 
     require_device_map(device_map, folder)
     if not isinstance(device_map, str):
-        import torch
-
-        config = load_config(directory)
-        with torch.device("meta"):
-            empty = auto_class(config).from_config(config)
+        empty = empty_model(load_config(directory))
         device_map = resolved(empty, device_map)
         require_movable(empty, device_map)
     try:
@@ -233,3 +230,17 @@ def auto_class(config: Any) -> Any:
         if type(config) in candidate._model_mapping:
             return candidate
     raise InputError(f"{config.model_type}: transformers has no language model class for this config")
+
+
+def model_class(config: Any) -> tuple[Any, Any]:
+    """(class, config) as the auto class resolves them: a language model may take only the text part of the config."""
+    resolved = auto_class(config)._model_mapping[type(config)]
+    return resolved, config if resolved.config_class is type(config) else config.get_text_config()
+
+
+def empty_model(config: Any) -> Any:
+    """The model that loading a checkpoint with this config gives, on the meta device: shapes without memory."""
+    import torch
+
+    with torch.device("meta"):
+        return auto_class(config).from_config(copy.deepcopy(config)).eval()

@@ -18,6 +18,7 @@ from torch import nn
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.models.device_map import Changed, waiting_weights
+from moeprune.models.family import COUNT_KEYS
 from moeprune.models.layers import MoELayer, find_moe_layers, model_fingerprint
 
 
@@ -42,8 +43,7 @@ def remapped(table: torch.Tensor, kept: Sequence[int], num_experts: int) -> torc
     return new.to(table.dtype)
 
 
-# Attributes that hold the number of routed experts, or of all classes of the router, and are read in a forward pass.
-COUNT_ATTRIBUTES = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
+# Attributes that hold the number of all classes of the router and are read in a forward pass.
 CLASS_ATTRIBUTES = ("n_routed_experts", "total_experts", "num_router_classes", "n_total_experts")
 
 
@@ -104,7 +104,7 @@ def _swaps(layer: MoELayer, kept: Sequence[int]) -> Iterator[tuple[dict[str, Any
         if waiting is not None and cuts:
             yield waiting[0], "weights_map", Changed(waiting[1], partial(_changed, cuts))
         for name, value in list(module.__dict__.items()):
-            if name in COUNT_ATTRIBUTES and value == count:
+            if name in COUNT_KEYS and value == count:
                 yield module.__dict__, name, len(kept)
             elif name in CLASS_ATTRIBUTES and extra and value == count + extra:
                 yield module.__dict__, name, len(kept) + extra
@@ -121,7 +121,7 @@ def _config_swaps(layers: Sequence[MoELayer], plan: PrunePlan) -> Iterator[tuple
         )
     stores = {id(layer.router.config): layer.router.config.__dict__ for layer in readers}
     for store in stores.values():
-        for name in COUNT_ATTRIBUTES:
+        for name in COUNT_KEYS:
             if store.get(name) == readers[0].info.num_experts:
                 yield store, name, next(iter(counts))
 

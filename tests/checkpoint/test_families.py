@@ -14,12 +14,11 @@ from moeprune.checkpoint.atomic_directory import Placement
 from moeprune.checkpoint.config_json import COUNT_KEYS
 from moeprune.checkpoint.edits import expert_edits
 from moeprune.checkpoint.inventory import inventory
-from moeprune.checkpoint.names import auto_class
 from moeprune.checkpoint.prune import prune_checkpoint
 from moeprune.checkpoint.rewrite import plan_work, write_work
 from moeprune.models.families import FAMILIES
 from moeprune.models.layers import find_moe_layers, model_fingerprint
-from moeprune.models.loading import load_config
+from moeprune.models.loading import auto_class, load_config
 from moeprune.models.pruned import pruned
 from tests.checkpoint.sources import contents, plan_for, save_single, tensors_of
 from tests.tiny import TINY, WRAPPERS, inputs, save_tiny

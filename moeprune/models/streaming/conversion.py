@@ -4,7 +4,6 @@ The only module of this room that touches transformers' loading internals. A mod
 itself with the weights left out, so dtypes, buffers, quantisation and tied weights are exactly those of a plain load.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
@@ -14,11 +13,11 @@ import torch
 from torch import nn
 
 from moeprune.artifacts.errors import InputError
-from moeprune.artifacts.safetensors_files import TensorOnDisk, read_ahead, tensors_on_disk
+from moeprune.models.disk_names import DiskNames, expert_number
+from moeprune.models.disk_tensors import TensorOnDisk, read_ahead, tensors_on_disk
 from moeprune.models.families import VERIFIED_WITH
 
 BLOCK = 2**20  # bytes of a parameter that are converted at a time where experts are stored one by one
-_EXPERT = re.compile(r"(?<=\bexperts\.)\d+(?=\.)")
 
 
 class WeightsOnDisk:
@@ -32,22 +31,13 @@ class WeightsOnDisk:
 
     def _sources(self) -> tuple[dict[str, list[str]], dict[str, str]]:
         """Parameter -> names on disk; and for what a conversion makes beside its first parameter, that parameter."""
-        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-
-        rules = self._load_config.weight_mapping or []
-        renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
-        converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
-        by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
-        prefix, known = self._model.base_model_prefix, self._model.state_dict()
+        names = DiskNames(self._model, self._load_config.weight_mapping or [])
         made_from: dict[str, list[str]] = {}
         also_makes: dict[str, str] = {}
         for name in self.tensors:
-            target, pattern = rename_source_key(name, renamings, converters, prefix, known)
-            if target not in known and name in known:  # already a name in memory
-                target, pattern = rename_source_key(name, [], [], prefix, known)
+            target, others = names.conversion(name)
             made_from.setdefault(target, []).append(name)
-            first, *others = by_pattern[pattern].target_patterns if pattern else [target]
-            also_makes |= {target.replace(first, other): target for other in others}
+            also_makes |= dict.fromkeys(others, target)
         return made_from, also_makes
 
     def first_of(self, name: str) -> str | None:
@@ -105,10 +95,10 @@ class WeightsOnDisk:
         sources = self._made_from[target]
         experts: dict[int, list[str]] = {}
         for name in sources:
-            number = _EXPERT.search(name)
+            number = expert_number(name)
             if number is None:
                 return [sources]
-            experts.setdefault(int(number.group()), []).append(name)
+            experts.setdefault(number, []).append(name)
         rows = self._model.get_parameter_or_buffer(target).shape[0]
         if sorted(experts) != list(range(rows)) or len({len(names) for names in experts.values()}) != 1:
             return [sources]
@@ -137,7 +127,7 @@ class WeightsOnDisk:
         filled = whole.data  # without memory, until the dtype and the device that a conversion gives are known
         position = 0
         for block in blocks:
-            rows = len({_EXPERT.search(source).group() for source in block})  # type: ignore[union-attr]
+            rows = len({expert_number(source) for source in block})
             store[name] = nn.Parameter(whole.new_empty((rows, *whole.shape[1:])), requires_grad=False)
             self._convert(block)
             part = store[name].data
