@@ -29,8 +29,11 @@ _EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
 _AT_FDCWD = -100
 
 
-class Placement:
-    """Where a result goes. Raises InputError at once for a target that must not or cannot be replaced."""
+class AtomicDirectory:
+    """The directory at `target`, and the one beside it that is being built.
+
+    Raises InputError at once for a target that must not or cannot be replaced.
+    """
 
     def __init__(self, target: Path, *, source: Path, overwrite: bool) -> None:
         self.target = Path(os.path.realpath(target.expanduser()))
@@ -45,8 +48,8 @@ class Placement:
             raise InputError(
                 f"{target}: is a mount point and cannot be replaced as a whole; give a directory inside it"
             )
-        here = Path.cwd()
-        if self.target in (here, *here.parents, Path.home()) or (self.target / ".git").exists():
+        current = Path.cwd()
+        if self.target in (current, *current.parents, Path.home()) or (self.target / ".git").exists():
             raise InputError(f"{target}: holds more than a checkpoint and is not replaced; give a directory of its own")
         if not overwrite and self.target.is_dir() and any(self.target.iterdir()):
             raise InputError(f"{target}: is not empty; give another directory, or --overwrite to replace it as a whole")
@@ -95,7 +98,7 @@ class Placement:
         self._set_state(key, "placing")
         if not self.target.exists():
             self.directory.rename(self.target)
-        elif not _exchange(self.directory, self.target):
+        elif not exchange(self.directory, self.target):
             self.target.rename(self.partial / "previous")
             self.directory.rename(self.target)
         sync_directory(self.target.parent)
@@ -130,7 +133,7 @@ def _locked(path: Path, target: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _exchange(a: Path, b: Path) -> bool:
+def exchange(a: Path, b: Path) -> bool:
     """Swap two directories in one step; False where the system or the filesystem cannot."""
     if not sys.platform.startswith("linux"):
         return False

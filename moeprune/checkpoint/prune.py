@@ -1,4 +1,4 @@
-"""A pruned checkpoint from a plan, written from the source's bytes: streaming, checked, in place as a whole.
+"""A pruned checkpoint from a plan, written from the source's bytes: streaming, checked, put in place as a whole.
 
 report = prune_checkpoint(Path("Qwen3-30B-A3B"), plan, Path("Qwen3-30B-A3B-pruned"))
 """
@@ -14,7 +14,7 @@ from typing import Any
 from moeprune.artifacts.files import read_json
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.artifacts.safetensors_files import Entry
-from moeprune.checkpoint.atomic_directory import Placement
+from moeprune.checkpoint.atomic_directory import AtomicDirectory
 from moeprune.checkpoint.audit import Audit, require_counts, require_plan_fits, require_reload, require_routers
 from moeprune.checkpoint.card import pruned_card
 from moeprune.checkpoint.config_json import QUANTIZATION_FILES, count_edits, quantization_edits, renamed_modules
@@ -79,7 +79,7 @@ def prune_checkpoint(
     """
     started = time.monotonic()
     source = named(Path(source))
-    place = Placement(Path(target), source=source, overwrite=overwrite)
+    destination = AtomicDirectory(Path(target), source=source, overwrite=overwrite)
     checkpoint = inventory(source)
     kept = require_plan_fits(checkpoint, plan, mtp)
     work, warnings = plan_pruning(checkpoint, plan.kept, kept)
@@ -89,7 +89,7 @@ def prune_checkpoint(
     checks = _Checks(checkpoint, plan, work, warnings, provenance or {})
     checks.rehearse()
     if not dry_run:
-        reused = write_work(work, place, finish=checks.finish, on_progress=on_progress)
+        reused = write_work(work, destination, finish=checks.finish, on_progress=on_progress)
         fingerprint, audit = checks.fingerprint, checks.audit
     sizes = _sizes(checkpoint, work, kept)
     return PruneReport(

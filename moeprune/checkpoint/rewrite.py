@@ -1,7 +1,4 @@
-"""A new checkpoint from a source and edits: all decided first, then written shard by shard, then put in place.
-
-The files of a checkpoint that are not its weights: which are carried over, and copying them byte for byte.
-"""
+"""A new checkpoint from a source and edits: all decided first, then written file by file, then put in place."""
 
 import errno
 import hashlib
@@ -20,7 +17,7 @@ from typing import Any
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import sha256
 from moeprune.artifacts.safetensors_files import Entry
-from moeprune.checkpoint.atomic_directory import PART, Placement
+from moeprune.checkpoint.atomic_directory import PART, AtomicDirectory
 from moeprune.checkpoint.audit import AuditError, require_files, require_headers
 from moeprune.checkpoint.config_json import Edits as ConfigEdits
 from moeprune.checkpoint.config_json import edit_text
@@ -142,44 +139,44 @@ def plan_work(
     return Work(source, shards, texts, copied, warnings, _key(source, shards, texts, copied))
 
 
-def write_work(work: Work, place: Placement, *, finish: Finish, on_progress: Progress | None = None) -> int:
+def write_work(work: Work, destination: AtomicDirectory, *, finish: Finish, on_progress: Progress | None = None) -> int:
     """The number of weight files that a killed call had left whole and that were used again.
 
     `finish` sees the directory before it is in place and may still refuse it; after a failed check nothing is left.
     Raises InputError when the disk has too little room.
     """
-    with place.open(work.key):
-        done = {shard.name for shard in work.shards if _is_whole(place.directory / shard.name, shard)}
-        _clear(place.directory, keep=done)
-        _require_room(work, place, done)
-        _write_files(work, place, done, on_progress or (lambda done, total: None))
+    with destination.open(work.key):
+        done = {shard.name for shard in work.shards if _is_whole(destination.directory / shard.name, shard)}
+        _clear(destination.directory, keep=done)
+        _require_room(work, destination, done)
+        _write_files(work, destination, done, on_progress or (lambda done, total: None))
         try:
-            entries = require_headers(place.directory, work.shards)
-            documents = finish(place.directory, entries)
+            entries = require_headers(destination.directory, work.shards)
+            documents = finish(destination.directory, entries)
             for name, text in documents.items():
-                write_flushed(place.directory / name, text)
+                write_flushed(destination.directory / name, text)
             expected = [shard.name for shard in work.shards]
-            require_files(place.directory, [*expected, *work.copied, *work.texts, *documents])
+            require_files(destination.directory, [*expected, *work.copied, *work.texts, *documents])
         except AuditError:
-            place.discard()
+            destination.discard()
             raise
-        place.commit(work.key)
+        destination.commit(work.key)
     return len(done)
 
 
-def _write_files(work: Work, place: Placement, done: set[str], on_progress: Progress) -> None:
+def _write_files(work: Work, destination: AtomicDirectory, done: set[str], on_progress: Progress) -> None:
     try:
-        _write_shards(work, place.directory, done, on_progress)
+        _write_shards(work, destination.directory, done, on_progress)
         for name in work.copied:
-            copy_file(work.source.directory / name, place.directory / name)
+            copy_file(work.source.directory / name, destination.directory / name)
         for name, text in work.texts.items():
-            write_flushed(place.directory / name, text)
+            write_flushed(destination.directory / name, text)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise InputError(
-            f"{place.target}: the disk is full; make room and start again, what is whole so far will be used (it is in "
-            f"{place.partial}; or remove that)"
+            f"{destination.target}: the disk is full; make room and start again, what is whole so far will be used (it "
+            f"is in {destination.partial}; or remove that)"
         ) from error
 
 
@@ -222,13 +219,13 @@ def _clear(directory: Path, keep: Iterable[str]) -> None:
             path.unlink()
 
 
-def _require_room(work: Work, place: Placement, done: set[str]) -> None:
+def _require_room(work: Work, destination: AtomicDirectory, done: set[str]) -> None:
     needed = sum(shard.size for shard in work.shards if shard.name not in done)
     needed += sum((work.source.directory / name).stat().st_size for name in work.copied)
-    free = shutil.disk_usage(place.directory).free
+    free = shutil.disk_usage(destination.directory).free
     if needed > free:
         raise InputError(
-            f"{place.target}: {needed / 2**30:.2f} GiB are needed beside it and {free / 2**30:.2f} GiB are free; "
+            f"{destination.target}: {needed / 2**30:.2f} GiB are needed beside it and {free / 2**30:.2f} GiB are free; "
             "make room or give a directory on another disk"
         )
 

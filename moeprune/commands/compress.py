@@ -34,7 +34,7 @@ def compress_file(model: str, config: Path, output: Path, *, overwrite: bool) ->
     Raises InputError before weights are loaded for a config, data or target that does not do.
     """
     from moeprune.artifacts.run import commit
-    from moeprune.checkpoint.atomic_directory import Placement
+    from moeprune.checkpoint.atomic_directory import AtomicDirectory
     from moeprune.config.load import read_yaml, validate
     from moeprune.config.schema import CompressConfig
     from moeprune.dense.compress import compress_checkpoint
@@ -45,7 +45,7 @@ def compress_file(model: str, config: Path, output: Path, *, overwrite: bool) ->
     options = validate(CompressConfig, value, place=str(config), lines=lines)
     chosen = ModelOptions(path=model)
     source = local_directory(chosen)
-    Placement(output, source=source, overwrite=overwrite)
+    AtomicDirectory(output, source=source, overwrite=overwrite)
     tokens = _tokens(options, model, source, config)
     report = compress_checkpoint(
         source,

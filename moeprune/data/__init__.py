@@ -1,0 +1,1 @@
+"""Calibration and evaluation texts: read, turned into chats, encoded, split and sampled."""

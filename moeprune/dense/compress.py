@@ -10,7 +10,7 @@ from typing import Any
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.safetensors_files import Entry
-from moeprune.checkpoint.atomic_directory import Placement
+from moeprune.checkpoint.atomic_directory import AtomicDirectory
 from moeprune.checkpoint.audit import AuditError
 from moeprune.checkpoint.card import compressed_card, method_text
 from moeprune.checkpoint.inventory import Inventory, inventory
@@ -84,7 +84,7 @@ def compress_checkpoint(
     Raises InputError before the first block for methods, sources and targets that do not do.
     """
     started = time.monotonic()
-    place = Placement(target, source=source, overwrite=overwrite)
+    place = AtomicDirectory(target, source=source, overwrite=overwrite)
     checkpoint = inventory(source)
     require_plain(checkpoint)
     state = place.target.with_name(f".{place.target.name}.moeprune-dense")

@@ -1,0 +1,1 @@
+"""Reports and figures of runs and grids, from the files they left."""

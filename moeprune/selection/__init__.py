@@ -1,0 +1,1 @@
+"""Which experts to keep, from routing statistics alone: criteria, budgets, solvers."""

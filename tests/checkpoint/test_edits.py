@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.safetensors_files import Entry
-from moeprune.checkpoint.atomic_directory import Placement
+from moeprune.checkpoint.atomic_directory import AtomicDirectory
 from moeprune.checkpoint.edits import Drop, NewTensor, Renumber, Replace, Slice, expert_edits, joined, outputs
 from moeprune.checkpoint.inventory import Tensor, inventory
 from moeprune.checkpoint.rewrite import plan_work, write_work
@@ -20,7 +20,7 @@ from tests.tiny import inputs, save_tiny
 
 def rewrite(source, edits, target, **config_edits):
     work = plan_work(inventory(source), edits, config_edits={(key,): value for key, value in config_edits.items()})
-    place = Placement(target, source=source, overwrite=False)
+    place = AtomicDirectory(target, source=source, overwrite=False)
     write_work(work, place, finish=lambda directory, entries: {})
 
 

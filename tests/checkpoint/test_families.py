@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from moeprune.artifacts.errors import InputError
-from moeprune.checkpoint.atomic_directory import Placement
+from moeprune.checkpoint.atomic_directory import AtomicDirectory
 from moeprune.checkpoint.config_json import COUNT_KEYS
 from moeprune.checkpoint.edits import expert_edits
 from moeprune.checkpoint.inventory import inventory
@@ -122,7 +122,7 @@ def test_permuting_experts_changes_nothing(family, tmp_path):
             for expert in generator.sample(range(g * size, (g + 1) * size), size)
         ]
     work = plan_work(checkpoint, expert_edits(checkpoint, orders), config_edits={})
-    place = Placement(tmp_path / "out", source=source, overwrite=False)
+    place = AtomicDirectory(tmp_path / "out", source=source, overwrite=False)
     write_work(work, place, finish=lambda directory, entries: {})
     assert contents(tmp_path / "out") != contents(source)
     torch.testing.assert_close(logits(load(tmp_path / "out"), name), logits(base, name), atol=1e-4, rtol=1e-4)

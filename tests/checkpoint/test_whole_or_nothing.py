@@ -11,11 +11,14 @@ import pytest
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.safetensors_files import read_header
 from moeprune.checkpoint import atomic_directory, rewrite, shards
+from moeprune.checkpoint.atomic_directory import AtomicDirectory
 from moeprune.checkpoint.audit import AuditError
-from moeprune.checkpoint.prune import prune_checkpoint
-from tests.checkpoint.sources import INDEX, files, plan_for
+from moeprune.checkpoint.inventory import inventory
+from moeprune.checkpoint.prune import plan_pruning, prune_checkpoint
+from tests.checkpoint.sources import INDEX, KEPT, files, plan_for
 from tests.tiny import save_tiny
 
+OTHERS = (0, 1, 4, 5)  # experts that another plan keeps
 # What changes a file or a directory, or is about to.
 CHANGES = ("open", "write", "fsync", "fdatasync", "rename", "replace", "mkdir", "unlink", "rmdir")
 
@@ -71,51 +74,61 @@ def moments(total):
     return [*range(0, total - 20, max(1, total // 12)), *range(total - 20, total + 1)]
 
 
-def test_a_kill_leaves_nothing_or_the_whole(work, tmp_path):
-    source, plan, expected = work
+@pytest.fixture(scope="module")
+def write(work):
+    """A function that writes what a plan keeps: all of a call that changes the disk, without planning it anew."""
+    source = work[0]
+    checkpoint = inventory(source)
+    planned = {kept: plan_pruning(checkpoint, plan_for(source, kept).kept, len(kept))[0] for kept in (KEPT, OTHERS)}
+
+    def write(out, kept=KEPT, overwrite=False):
+        target = AtomicDirectory(out, source=source, overwrite=overwrite)
+        rewrite.write_work(planned[kept], target, finish=lambda directory, entries: {"README.md": "card"})
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def written(write, tmp_path_factory):
+    """The files an undisturbed call of `write` leaves."""
+    root = tmp_path_factory.mktemp("written")
+    write(root / "out")
+    return files(root / "out")
+
+
+def test_a_kill_leaves_nothing_or_the_whole(write, written, tmp_path):
     out = tmp_path / "out"
-
-    def call(overwrite=False):
-        prune_checkpoint(source, plan, out, overwrite=overwrite)
-
-    total = run_until(None, call)
-    seen = set()
+    total = run_until(None, lambda: write(out))
+    outcomes = set()
     for number in moments(total):
         shutil.rmtree(out)
-        killed = run_until(number, call) == number != total
-        seen.add((killed, out.exists()))
+        killed = run_until(number, lambda: write(out)) == number != total
+        outcomes.add((killed, out.exists()))
         assert killed or out.exists()
         if out.exists():
-            assert files(out) == expected
-        call(overwrite=out.exists())
-        assert files(out) == expected
+            assert files(out) == written
+        write(out, overwrite=out.exists())
+        assert files(out) == written
         assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert {(True, False), (True, True), (False, True)} == seen
+    assert {(True, False), (True, True), (False, True)} == outcomes
 
 
 @pytest.mark.parametrize("exchange", [True, False])
-def test_a_kill_while_replacing_leaves_the_old_or_the_new(exchange, work, tmp_path, monkeypatch):
+def test_a_kill_while_replacing_leaves_the_old_or_the_new(exchange, write, written, tmp_path, monkeypatch):
     """Where directories cannot be swapped in one step, neither is there for a moment; the next call brings one back."""
-    source, plan, expected = work
     if not exchange:
-        monkeypatch.setattr(atomic_directory, "_exchange", lambda a, b: False)
-    old = plan_for(source, (0, 1, 4, 5))
+        monkeypatch.setattr(atomic_directory, "exchange", lambda a, b: False)
     out = tmp_path / "out"
-    before = None
-
-    def call(plan=plan):
-        prune_checkpoint(source, plan, out, overwrite=True)
-
-    call(old)
+    write(out, OTHERS)
     before = files(out)
-    total = run_until(None, call)
-    for number in moments(total)[::2]:
-        call(old)
-        run_until(number, call)
-        found = files(out) if out.exists() else None
-        assert found in ((before, expected) if exchange else (before, expected, None))
-        call()
-        assert files(out) == expected
+    total = run_until(None, lambda: write(out, overwrite=True))
+    for number in moments(total):
+        write(out, OTHERS, overwrite=True)
+        run_until(number, lambda: write(out, overwrite=True))
+        left = files(out) if out.exists() else None
+        assert left in ((before, written) if exchange else (before, written, None))
+        write(out, overwrite=True)
+        assert files(out) == written
         assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

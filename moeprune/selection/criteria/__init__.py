@@ -1,0 +1,1 @@
+"""What pruning a set of experts costs: one criterion a file."""

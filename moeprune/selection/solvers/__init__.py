@@ -1,0 +1,1 @@
+"""Sets of experts of least cost under a budget: one solver a file."""
