@@ -33,15 +33,15 @@ def chains(seen: "Seen", methods: Sequence[DenseMethod]) -> "dict[str, Chain]":
     """
     for place, method in enumerate(methods):
         _require_matches(seen, method, f"dense[{place}] {name_of(method)}")
-    found: dict[str, Chain] = {}
+    chain_of: dict[str, Chain] = {}
     for weight in seen.weights:
         chain = tuple(method for method in methods if any(matches(target, weight) for target in method.targets))
         if chain:
             require_order(chain, weight.name)
             for method in chain:
                 method.check_shape(weight.name, weight.shape[1])
-            found[weight.name] = chain
-    return found
+            chain_of[weight.name] = chain
+    return chain_of
 
 
 def matches(target: str, weight: "Weight") -> bool:
@@ -141,8 +141,8 @@ def _step(
 ) -> Step:
     """Counted on the stored weight, and asserted: a pruned place that is not zero any more is our bug."""
     assert held is None or holds_mask(stored, held), f"{weight.name}: {name_of(method)} filled pruned places"
-    asked = getattr(method, "pattern", None)
-    assert asked is None or follows(stored, Pattern.parse(asked)), f"{weight.name}: {asked} does not hold"
+    pattern = getattr(method, "pattern", None)
+    assert pattern is None or follows(stored, Pattern.parse(pattern)), f"{weight.name}: {pattern} does not hold"
     assert bool(torch.isfinite(stored).all()), f"{weight.name}: not finite after {name_of(method)}"
     return Step(
         weight=weight.name,
@@ -151,7 +151,7 @@ def _step(
         shape=weight.shape,
         tokens=statistics.tokens,
         sparsity=sparsity_of(stored),
-        pattern=asked,
+        pattern=pattern,
         bits=None if quantised is None else quantised.bits_per_weight(weight.shape, stored.dtype),
         error=error,
         fallback=result.fallback,

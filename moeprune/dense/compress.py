@@ -43,8 +43,8 @@ class CompressReport:
     seconds: float
 
     def as_json(self) -> dict[str, Any]:
-        told = asdict(self)
-        return {**told, "dense": {"coverage": told["dense"]["coverage"], "metrics": self.dense.metrics()}}
+        fields = asdict(self)
+        return {**fields, "dense": {"coverage": fields["dense"]["coverage"], "metrics": self.dense.metrics()}}
 
 
 def need_data(methods: Sequence[DenseMethod]) -> list[str]:
@@ -132,7 +132,7 @@ def _calibration(tokens: TokenSet | None) -> dict[str, Any]:
     """Domain -> where it came from and how much of it was read."""
     keys = ("path", "records_used", "tokens", "counted")
     manifest = tokens.manifest if tokens is not None else {}
-    return {name: {key: told[key] for key in keys if key in told} for name, told in manifest.items()}
+    return {name: {key: entry[key] for key in keys if key in entry} for name, entry in manifest.items()}
 
 
 class _Finish:

@@ -24,7 +24,7 @@ from moeprune.console import progress, say
 from moeprune.data.trajectories import TokenSet
 from moeprune.dense.chain import chains
 from moeprune.dense.export import Export
-from moeprune.dense.finished import Lazily, files_told
+from moeprune.dense.finished import Lazily, identity_of_files
 from moeprune.dense.methods.method import DenseMethod
 from moeprune.dense.places import StoredAs, block_kinds, foresee, locate, parameter_of, require_places
 from moeprune.dense.reload import Reloaded, require_reloads, require_reloads_streamed
@@ -46,13 +46,15 @@ def foreseen_export(
 ) -> Export:
     """`Export` of a model that is not in memory: one block of each kind is read to see where its weights lie."""
     seen = look(streamed.model)
-    found = chains(seen, methods)
+    chain_of = chains(seen, methods)
     examples: list[StoredAs] = []
-    for block in block_kinds(seen, found):
-        weights = [weight for weight in seen.weights if weight.block == block and weight.name in found]
+    for block in block_kinds(seen, chain_of):
+        weights = [weight for weight in seen.weights if weight.block == block and weight.name in chain_of]
         with _in_memory(streamed, weights):
             examples += locate(checkpoint, seen, [weight.name for weight in weights]).values()
-    return Export(checkpoint, streamed.model, methods, layout=layout, places=foresee(checkpoint, seen, found, examples))
+    return Export(
+        checkpoint, streamed.model, methods, layout=layout, places=foresee(checkpoint, seen, chain_of, examples)
+    )
 
 
 def compress_streamed(
@@ -76,7 +78,7 @@ def compress_streamed(
     walk = Walk(
         look(streamed.model), methods, tokens, batch_tokens=batch_tokens, dtype=export.dtype, device=streamed.device,
         statistics_bytes=min(STATISTICS_BYTES, max(LEAST_STATISTICS, streamed.layer_bytes)), state=state,
-        source=files_told(export.checkpoint.directory / name for name in export.checkpoint.shards),
+        source=identity_of_files(export.checkpoint.directory / name for name in export.checkpoint.shards),
         file_bytes=max(2**24, streamed.layer_bytes // 16),
     )  # fmt: skip
     compressed = walk.run(_blocks(streamed, export, walk, state / "waiting"), on_progress)
@@ -206,12 +208,12 @@ def require_room(export: Export, model: Any, methods: Sequence[DenseMethod], sta
     Results wait there as plain numbers in the checkpoint's dtype.
     """
     seen = look(model)
-    found = chains(seen, methods)
-    waiting = export.dtype.itemsize * sum(math.prod(weight.shape) for weight in seen.weights if weight.name in found)
-    there = sum(path.stat().st_size for path in state.rglob("*.safetensors")) if state.is_dir() else 0
+    chain_of = chains(seen, methods)
+    waiting = export.dtype.itemsize * sum(math.prod(weight.shape) for weight in seen.weights if weight.name in chain_of)
+    present = sum(path.stat().st_size for path in state.rglob("*.safetensors")) if state.is_dir() else 0
     before, after = export.replaced_bytes
     written = export.checkpoint.tensor_bytes - before + after
-    needed, free = max(0, waiting - there) + written, shutil.disk_usage(existing_parent(state)).free
+    needed, free = max(0, waiting - present) + written, shutil.disk_usage(existing_parent(state)).free
     if needed > free:
         raise InputError(
             f"{state.parent}: {needed / 2**30:.2f} GiB are needed there ({waiting / 2**30:.2f} of them until all "

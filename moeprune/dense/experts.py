@@ -48,7 +48,7 @@ class FusedExperts:
 
 def find_fused_experts(model: nn.Module) -> list[FusedExperts]:
     """Modules that honour the fused experts contract; flat rows, gated inputs and norms after the experts do not."""
-    found = []
+    experts = []
     for name, module in model.named_modules():
         known = (
             name.rpartition(".")[2] == "experts" and hasattr(module, "has_gate") and hasattr(module, "is_transposed")
@@ -58,8 +58,8 @@ def find_fused_experts(model: nn.Module) -> list[FusedExperts]:
         fused = FusedExperts(name, module)
         parts = [getattr(module, part, None) for part in fused.parts]
         if all(isinstance(part, nn.Parameter) and part.ndim == 3 for part in parts):
-            found.append(fused)
-    return found
+            experts.append(fused)
+    return experts
 
 
 # (expert, rows of the hidden state that reach it, index of each row among the tokens)

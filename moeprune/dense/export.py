@@ -58,10 +58,10 @@ class Export:
         places: Mapping[str, StoredAs] | None = None,
     ) -> None:
         seen = look(model)
-        found = chains(seen, methods)
+        chain_of = chains(seen, methods)
         self.checkpoint, self._tied = checkpoint, seen.tied
-        self.schemes: dict[str, Scheme] = schemes(seen, found) if layout == "auto" else {}
-        self.places = locate(checkpoint, seen, found) if places is None else places
+        self.schemes: dict[str, Scheme] = schemes(seen, chain_of) if layout == "auto" else {}
+        self.places = locate(checkpoint, seen, chain_of) if places is None else places
         self.dtype = self._common_dtype()
         self.config_edits: dict[tuple[str, ...], Any] = {}
         self.texts: dict[str, str] = {}  # files to add: name -> text
@@ -75,7 +75,7 @@ class Export:
                     "integers beside routed experts that stay plain: config.json names a float8 group that no module "
                     "belongs to, so that transformers leaves the experts alone; tried with transformers only"
                 )
-        nf4 = names_of_kind(found, "nf4") if layout == "auto" else []
+        nf4 = names_of_kind(chain_of, "nf4") if layout == "auto" else []
         if nf4:
             self._describe_nf4(model, nf4, bool(self.schemes))
         if any(method.kind != "quantise" for method in methods):
@@ -135,12 +135,12 @@ class Export:
         return self._tied.get(weight, weight).name
 
     def _common_dtype(self) -> torch.dtype:
-        found = {stored.dtype for stored in self.places.values()}
-        if len(found) != 1:
+        dtypes = {stored.dtype for stored in self.places.values()}
+        if len(dtypes) != 1:
             raise InputError(
-                f"the targeted weights are stored in {', '.join(sorted(found))}; target one dtype at a time"
+                f"the targeted weights are stored in {', '.join(sorted(dtypes))}; target one dtype at a time"
             )
-        return DTYPES[found.pop()]
+        return DTYPES[dtypes.pop()]
 
     def _require_separate_experts(self) -> None:
         for stored in self.places.values():

@@ -90,12 +90,12 @@ class Finished:
     def draft(self, block: int) -> Draft:
         return Draft(self.directory, block, self._file_bytes)
 
-    def commit(self, draft: Draft, steps: Sequence[Step], told: list[str]) -> None:
+    def commit(self, draft: Draft, steps: Sequence[Step], warnings: list[str]) -> None:
         if self.directory is None:
             self._quantised |= draft.quantised
             return
         draft.flush()
-        notes = {"files": len(draft.files), "stages": [asdict(step) for step in steps], "warnings": told}
+        notes = {"files": len(draft.files), "stages": [asdict(step) for step in steps], "warnings": warnings}
         write_json(self._notes(draft.block), notes)
         self._index(draft.files)
 
@@ -130,8 +130,8 @@ class Finished:
             plain = json.loads(file.metadata()["grids"]).get(name)
             if plain is None:
                 return None
-            there = set(file.keys())
-            parts = {part: file.get_tensor(f"{name}\n{part}") for part in _TENSORS if f"{name}\n{part}" in there}
+            keys = set(file.keys())
+            parts = {part: file.get_tensor(f"{name}\n{part}") for part in _TENSORS if f"{name}\n{part}" in keys}
         return Quantised(*plain, **parts)
 
     def _index(self, files: Iterable[Path]) -> None:
@@ -169,23 +169,23 @@ class Lazily(Mapping[str, Any]):
 def identity_of(model: Iterable[str], methods: Iterable[str], sequences: Iterable[TokenSequence], batches: Any) -> str:
     """16 hex digits of everything that decides a walk's result; `model` says which weights it starts from."""
     digest = hashlib.sha256(json.dumps([list(methods), batches, "dense/2"]).encode())
-    for told in model:
-        digest.update(told.encode() + b"\n")
+    for line in model:
+        digest.update(line.encode() + b"\n")
     for sequence in sequences:
         digest.update(sequence.trajectory.encode() + sequence.ids.tobytes() + sequence.counted.tobytes())
     return digest.hexdigest()[:16]
 
 
-def weights_told(weights: Iterable[Weight]) -> Iterator[str]:
-    """What tells weights in memory from others: names, shapes and sums."""
+def identity_of_weights(weights: Iterable[Weight]) -> Iterator[str]:
+    """A line for each weight in memory: name, shape, dtype and sums."""
     for weight in weights:
         stored = weight.parameter.detach() if weight.expert is None else weight.parameter.detach()[weight.expert]
         sums = [float(stored.sum(dtype=torch.float64)), float(stored.square().sum(dtype=torch.float64))]
         yield f"{weight.name}:{weight.shape}:{weight.dtype}:{np.array(sums).tobytes().hex()}"
 
 
-def files_told(files: Iterable[Path]) -> Iterator[str]:
-    """What tells a checkpoint on disk from others: its files, their sizes and times."""
+def identity_of_files(files: Iterable[Path]) -> Iterator[str]:
+    """A line for each file of a checkpoint: path, size and time."""
     for path in files:
         status = path.stat()
         yield f"{path}:{status.st_size}:{status.st_mtime_ns}"

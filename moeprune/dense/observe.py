@@ -40,10 +40,10 @@ class Observer:
 
     def take(self, weight: Weight) -> InputStatistics:
         """The statistics of a weight under its own name, given up here; empty ones when no token reached it."""
-        found = self.statistics.pop(weight.name, None)
-        if found is None:
+        statistics = self.statistics.pop(weight.name, None)
+        if statistics is None:
             return InputStatistics(weight.name, weight.shape[1], "nothing")
-        return found.called(weight.name)
+        return statistics.called(weight.name)
 
     @contextmanager
     def watching(self) -> Iterator[None]:

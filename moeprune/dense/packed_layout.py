@@ -85,13 +85,13 @@ def scheme_of(chain: Chain) -> Scheme | None:
 
 def schemes(seen: Seen, chains: Mapping[str, Chain]) -> dict[str, Scheme]:
     """Weight -> scheme of everything that gets packed. Raises InputError for combinations that load wrong."""
-    found = {name: scheme for name, chain in chains.items() if (scheme := scheme_of(chain)) is not None}
-    _require_siblings_agree(seen, found)
-    _require_experts_agree(seen, found)
-    return found
+    by_weight = {name: scheme for name, chain in chains.items() if (scheme := scheme_of(chain)) is not None}
+    _require_siblings_agree(seen, by_weight)
+    _require_experts_agree(seen, by_weight)
+    return by_weight
 
 
-def _require_siblings_agree(seen: Seen, found: Mapping[str, Scheme]) -> None:
+def _require_siblings_agree(seen: Seen, by_weight: Mapping[str, Scheme]) -> None:
     names = {weight.name for weight in seen.weights}
     for name in sorted(names):
         parent, _, leaf = name.rpartition(".")
@@ -99,48 +99,48 @@ def _require_siblings_agree(seen: Seen, found: Mapping[str, Scheme]) -> None:
             if leaf != together[0]:
                 continue
             siblings = [f"{parent}.{other}" for other in together if f"{parent}.{other}" in names]
-            if len({found.get(sibling) for sibling in siblings}) > 1:
-                told = ", ".join(f"{s.rpartition('.')[2]}: {_told(found.get(s))}" for s in siblings)
+            if len({by_weight.get(sibling) for sibling in siblings}) > 1:
+                kinds = ", ".join(f"{s.rpartition('.')[2]}: {_in_words(by_weight.get(s))}" for s in siblings)
                 raise InputError(
-                    f"{parent}: engines load {', '.join(together)} as one and need one scheme; this has {told}"
+                    f"{parent}: engines load {', '.join(together)} as one and need one scheme; this has {kinds}"
                 )
 
 
-def _require_experts_agree(seen: Seen, found: Mapping[str, Scheme]) -> None:
+def _require_experts_agree(seen: Seen, by_weight: Mapping[str, Scheme]) -> None:
     routed = [weight for weight in seen.weights if weight.role == "routed_expert"]
-    kinds = {found.get(weight.name) for weight in routed}
+    kinds = {by_weight.get(weight.name) for weight in routed}
     if len(kinds) > 1:
-        bare = next(weight.name for weight in routed if found.get(weight.name) != found.get(routed[0].name))
+        bare = next(weight.name for weight in routed if by_weight.get(weight.name) != by_weight.get(routed[0].name))
         raise InputError(
             f"{bare}: transformers loads all routed experts by one scheme; others would come back random. Target "
             "routed_expert as a whole with one method, or not at all"
         )
 
 
-def _told(scheme: Scheme | None) -> str:
+def _in_words(scheme: Scheme | None) -> str:
     return "plain" if scheme is None else f"{scheme.kind}{scheme.bits}, group {scheme.group_size}"
 
 
-def quantization_config(model: Any, seen: Seen, found: Mapping[str, Scheme], version: str) -> dict[str, Any]:
+def quantization_config(model: Any, seen: Seen, by_weight: Mapping[str, Scheme], version: str) -> dict[str, Any]:
     """The `quantization_config` of config.json for packed weights."""
     from torch import nn
 
     routed = {weight.name for weight in seen.weights if weight.role == "routed_expert" and weight.expert is not None}
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     groups: dict[str, dict[str, Any]] = {}
-    for number, scheme in enumerate(sorted(set(found.values()), key=repr)):
-        names = [name for name, own in found.items() if own == scheme]
+    for number, scheme in enumerate(sorted(set(by_weight.values()), key=repr)):
+        names = [name for name, own in by_weight.items() if own == scheme]
         targets = patterns([name for name in names if name not in routed], linears)
         if any(name in routed for name in names):
             targets.append(EXPERTS)
         groups[f"group_{number}"] = scheme.section(targets)
-    ignore = patterns([name for name in linears if name not in found], linears)
+    ignore = patterns([name for name in linears if name not in by_weight], linears)
     ignore += [
         left.name.removesuffix(".weight") for left in seen.left if left.reason == "router" and left.name not in linears
     ]
-    if routed and not routed & set(found):
+    if routed and not routed & set(by_weight):
         ignore.append(EXPERTS)
-        if any(scheme.kind == "int" for scheme in found.values()):
+        if any(scheme.kind == "int" for scheme in by_weight.values()):
             # transformers takes the experts' scheme from the first group that fits; only float8 lets bf16 experts pass
             groups[f"group_{len(groups)}"] = Scheme("fp8", 8, None).section([UNUSED_EXPERTS])
     formats = {group["format"] for group in groups.values()}
@@ -162,13 +162,13 @@ def patterns(names: Iterable[str], universe: Iterable[str]) -> list[str]:
     by_template: dict[str, list[str]] = {}
     for name in names:
         by_template.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "#", name), []).append(name)
-    found = []
+    expressions: list[str] = []
     for template, members in by_template.items():
         # transformers takes any pattern with the word "experts" for the routed ones; [t] keeps shared experts apart
         pattern = "^" + re.escape(template).replace(r"\#", r"\d+").replace("experts", "exper[t]s") + "$"
         same = sorted(name for name in universe if re.match(pattern, name)) == sorted(members)
-        found += [f"re:{pattern}"] if same and "#" in template else sorted(members)
-    return found
+        expressions += [f"re:{pattern}"] if same and "#" in template else sorted(members)
+    return expressions
 
 
 def bitsandbytes_section(model: Any, names: Iterable[str], dtype: str) -> dict[str, Any]:

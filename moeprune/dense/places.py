@@ -147,7 +147,7 @@ def _fed(checkpoint: Inventory, seen: Seen, wanted: set[str]) -> dict[str, list[
     by_parameter: dict[str, list[Weight]] = {}
     for weight in seen.weights:
         by_parameter.setdefault(parameter_of(weight), []).append(weight)
-    by_parameter = {key: found for key, found in by_parameter.items() if any(w.name in wanted for w in found)}
+    by_parameter = {key: fed for key, fed in by_parameter.items() if any(w.name in wanted for w in fed)}
     fed = {}
     for tensor in checkpoint.tensors:
         weights = by_parameter.get(tensor.target or "", [])
@@ -172,10 +172,10 @@ def _tensors(checkpoint: Inventory, names: Iterable[str]) -> Iterator[tuple[str,
     """(name, parts) of tensors on disk; one part is in memory at a time."""
     wanted = set(names)
     for shard in checkpoint.shards:
-        found = [tensor for tensor in checkpoint.tensors if tensor.shard == shard and tensor.name in wanted]
-        if found:
+        tensors = [tensor for tensor in checkpoint.tensors if tensor.shard == shard and tensor.name in wanted]
+        if tensors:
             with safe_open(checkpoint.directory / shard, framework="pt") as file:
-                for tensor in found:
+                for tensor in tensors:
                     yield tensor.name, _parts(file, tensor.name, tensor.entry.shape)
 
 
@@ -205,21 +205,21 @@ def _stored_as(entry: Entry, parts: Parts, weights: Sequence[Weight]) -> StoredA
 
 
 def _is_at(part: torch.Tensor, weight: Weight, rows: str, flipped: bool) -> bool:
-    there = rows_of(weight.read().to(weight.dtype), rows).cpu()
+    expected = rows_of(weight.read().to(weight.dtype), rows).cpu()
     part = part.to(weight.dtype)
     part = part.T if flipped else part
-    return there.shape == part.shape and torch.equal(there, part)
+    return expected.shape == part.shape and torch.equal(expected, part)
 
 
 def _require_complete(wanted: Iterable[str], places: Mapping[str, StoredAs]) -> None:
     """Every row of every weight is written by exactly one tensor."""
-    found: dict[str, list[str]] = {}
+    written: dict[str, list[str]] = {}
     for stored in places.values():
         for weight in stored.weights:
-            found.setdefault(weight.name, []).append(stored.rows)
+            written.setdefault(weight.name, []).append(stored.rows)
     whole = (["all"], ["first", "second"], ["even", "odd"])
     for name in wanted:
-        rows = sorted(found.get(name, []))
+        rows = sorted(written.get(name, []))
         if rows not in whole:
             raise InputError(
                 f"{name}: found {', '.join(rows) or 'none'} of its rows in the checkpoint; leave it out of targets"

@@ -107,12 +107,12 @@ def summarised(warnings: list[str]) -> tuple[str, ...]:
     kinds: dict[str, list[str]] = {}
     for warning in warnings:
         kinds.setdefault(_kind(warning), []).append(warning)
-    told: list[str] = []
+    shown: list[str] = []
     for same in kinds.values():
-        told += same[:TOP]
+        shown += same[:TOP]
         if len(same) > TOP:
-            told.append(f"... and {len(same) - TOP} more like the last one")
-    return tuple(told)
+            shown.append(f"... and {len(same) - TOP} more like the last one")
+    return tuple(shown)
 
 
 def _kind(warning: str) -> str:

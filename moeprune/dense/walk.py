@@ -13,7 +13,7 @@ from moeprune.artifacts.errors import InputError
 from moeprune.data.trajectories import Sequence as TokenSequence
 from moeprune.data.trajectories import TokenSet, collate, plan_batches
 from moeprune.dense.chain import Chain, apply, chains, name_of
-from moeprune.dense.finished import FILE_BYTES, Finished, Lazily, identity_of, weights_told
+from moeprune.dense.finished import FILE_BYTES, Finished, Lazily, identity_of, identity_of_weights
 from moeprune.dense.methods.kinds import Needs
 from moeprune.dense.methods.method import DenseMethod
 from moeprune.dense.methods.result import Quantised
@@ -106,7 +106,7 @@ class Walk:
         plan = plan_batches(sequences, batch_tokens) if sequences else []
         self.batches = [[sequences[i] for i in batch] for batch in plan]  # empty where no method looks at data
         if source is None:
-            source = weights_told(weight for weight in seen.weights if weight.name in self.chains)
+            source = identity_of_weights(weight for weight in seen.weights if weight.name in self.chains)
         options = [*(method.model_dump_json() for method in methods), str(dtype)]
         self.finished = Finished(state, identity_of(source, options, sequences, plan), file_bytes=file_bytes)
         self._steps: list[Step] = []
@@ -190,15 +190,15 @@ class Walk:
         return observer
 
 
-def _strongest(found: Mapping[str, Chain]) -> Needs:
+def _strongest(chain_of: Mapping[str, Chain]) -> Needs:
     """What the most demanding method must know."""
-    needs = {method.needs for chain in found.values() for method in chain}
+    needs = {method.needs for chain in chain_of.values() for method in chain}
     return "hessian" if "hessian" in needs else "norms" if "norms" in needs else "nothing"
 
 
-def _require_tokens(sequences: Iterable[TokenSequence], found: Mapping[str, Chain]) -> None:
+def _require_tokens(sequences: Iterable[TokenSequence], chain_of: Mapping[str, Chain]) -> None:
     if not any(sequence.counted.any() for sequence in sequences):
-        names = ", ".join(sorted({name_of(m) for chain in found.values() for m in chain if m.needs != "nothing"}))
+        names = ", ".join(sorted({name_of(m) for chain in chain_of.values() for m in chain if m.needs != "nothing"}))
         raise InputError(f"dense: {names} needs calibration tokens and there are none; name calibration.domains")
 
 
@@ -224,9 +224,9 @@ def _place(sequences: list[TokenSequence], length: int, position: int) -> str:
     return f"{sequence.domain}, trajectory {sequence.trajectory[:12]}, token {position % length}"
 
 
-def _require_float(seen: Seen, found: Mapping[str, Chain]) -> None:
+def _require_float(seen: Seen, chain_of: Mapping[str, Chain]) -> None:
     for weight in seen.weights:
-        if weight.name in found and weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        if weight.name in chain_of and weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise InputError(
                 f"{weight.name}: stored as {weight.dtype}, quantised already; compress the unquantised checkpoint"
             )
