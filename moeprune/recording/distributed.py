@@ -3,7 +3,7 @@
 torchrun --nproc-per-node 8 --nnodes 4 ... -m moeprune run CONFIG
 
 Every process plans the same batches and takes its share of them, so a token's numbers do not depend on how many there
-are. Sums travel once, at the end, and are added in the order of the ranks: two runs give the same bits.
+are. Sums are exchanged once, at the end, and added in the order of the ranks: two runs give the same bits.
 """
 
 import heapq
@@ -20,7 +20,7 @@ import torch
 
 from moeprune.artifacts.errors import InputError
 from moeprune.recording.accumulate import LayerSums
-from moeprune.recording.parts import Sums
+from moeprune.recording.commit import Sums
 
 LOST_AFTER = 60.0  # seconds without a sign of life
 BEAT = 1.0  # seconds between two signs
@@ -55,20 +55,20 @@ class Team:
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self._store = store
-        # Whom this process cannot do without: the leader needs all, all need the leader.
+        # The ranks this process needs: the leader needs all, all need the leader.
         self._others = range(1, size) if rank == 0 else range(1)
         self._signs = dict.fromkeys(self._others, (b"", time.monotonic()))
         self._watched = 0.0
-        self._gone = threading.Event()
+        self._ended = threading.Event()
         threading.Thread(target=self._give_signs, daemon=True).start()
 
     def _give_signs(self) -> None:
         number = 0
-        while not self._gone.wait(BEAT if number else 0):
+        while not self._ended.wait(BEAT if number else 0):
             number += 1
             try:
                 self._store.set(f"sign/{self.rank}", str(number))
-            except RuntimeError:  # whoever keeps the store is gone; the next `watch` says so
+            except RuntimeError:  # the process that keeps the store is gone; the next `watch` reports it
                 return
 
     @property
@@ -76,7 +76,7 @@ class Team:
         return self.rank == 0
 
     def share(self, batches: Sequence[list[int]], sizes: Sequence[int]) -> list[list[int]]:
-        """This process's batches, in their order: the largest first go to whoever has least so far."""
+        """This process's batches, in their order: the largest first go to the rank with the least so far."""
         loads = [(0, rank) for rank in range(self.size)]
         own = []
         for number in sorted(range(len(batches)), key=lambda number: (-sizes[number], number)):
@@ -87,7 +87,7 @@ class Team:
         return [batches[number] for number in sorted(own)]
 
     def folder(self, partial: Path | None) -> Path | None:
-        """Where this process commits its own part."""
+        """Where this process commits its own sums."""
         return None if partial is None else partial / f"rank-{self.rank:04d}-of-{self.size:04d}"
 
     def watch(self) -> None:
@@ -97,9 +97,9 @@ class Team:
             return
         self._watched = now
         for rank in self._others:
-            said = self._look(f"failed/{rank}")
-            if said is not None:
-                raise LostRankError(f"rank {rank} of {self.size} failed: {said.decode()}")
+            failure = self._look(f"failed/{rank}")
+            if failure is not None:
+                raise LostRankError(f"rank {rank} of {self.size} failed: {failure.decode()}")
             sign = self._look(f"sign/{rank}") or b""
             last, since = self._signs[rank]
             if sign != last:
@@ -111,14 +111,14 @@ class Team:
                 )
 
     def watching(self, on_progress: Callable[[int, int], None] | None) -> Callable[[int, int], None]:
-        """Progress that also looks after the others."""
+        """A progress callback that also watches the other processes."""
 
-        def told(done: int, total: int) -> None:
+        def report(done: int, total: int) -> None:
             self.watch()
             if on_progress is not None:
                 on_progress(done, total)
 
-        return told
+        return report
 
     def _look(self, key: str) -> bytes | None:
         try:
@@ -127,19 +127,19 @@ class Team:
             raise LostRankError(f"the process that connects all ranks is gone ({error})") from error
 
     def wait_for(self, key: str) -> bytes:
-        """What somebody tells under this key, however long it takes. Raises LostRankError when nobody will."""
-        while (said := self._look(key)) is None:
+        """The value under this key, once a process sets it. Raises LostRankError when a needed process is lost."""
+        while (value := self._look(key)) is None:
             self.watch()
             time.sleep(BEAT / 20)
-        return said
+        return value
 
     def tell(self, key: str, value: str = "") -> None:
         self._store.set(key, value)
 
     def add_up(self, sums: Sums) -> None:
-        """Make `sums`, which hold the same groups and layers everywhere, the sums of all processes.
+        """Make `sums`, which hold the same streams and layers everywhere, the sums of all processes.
 
-        Raises LostRankError when a process does not come to it.
+        Raises LostRankError when a process does not take part.
         """
         import torch.distributed as dist
 
@@ -157,8 +157,8 @@ class Team:
                 world_size=self.size,
                 timeout=limit,
             )
-            for group in sorted(sums):
-                for _, total in sorted(sums[group].items()):
+            for stream in sorted(sums):
+                for _, total in sorted(sums[stream].items()):
                     self._add_up(total)
         except RuntimeError as error:
             raise LostRankError(f"rank {self.rank} could not exchange sums with the others ({error})") from error
@@ -174,9 +174,9 @@ class Team:
         data = _packed(state).to(total.tokens.device)
         if self.leads:
             for rank in range(1, self.size):
-                theirs = torch.empty_like(data)
-                dist.recv(theirs, src=rank)
-                state = _added(state, _unpacked(theirs.cpu(), state))
+                other = torch.empty_like(data)
+                dist.recv(other, src=rank)
+                state = _added(state, _unpacked(other.cpu(), state))
             data = _packed(state).to(data.device)
         else:
             dist.send(data, dst=0)
@@ -184,7 +184,7 @@ class Team:
         total.restore(_unpacked(data.cpu(), state))
 
     def dismiss(self) -> None:
-        """The leader needs nobody any more; returns when all know it. Raises LostRankError when one is gone."""
+        """The leader releases the others and returns when all have left. Raises LostRankError when one is lost."""
         if self._look("order") is None:
             self.tell("order", "null")
         self.tell("saved")
@@ -193,12 +193,12 @@ class Team:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Inside, an error of this process ends the others too, with the reason; afterwards it is gone."""
+        """As `telling`; afterwards this process gives no more signs of life."""
         try:
             with self.telling():
                 yield
         finally:
-            self._gone.set()
+            self._ended.set()
 
     @contextmanager
     def telling(self) -> Iterator[None]:
@@ -225,14 +225,14 @@ def _unpacked(data: torch.Tensor, like: Mapping[str, torch.Tensor]) -> dict[str,
     return out
 
 
-def _added(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Sums add; of maxima the larger stays; a sampled token's row is 0 in every process but the one that saw it."""
+def _added(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Merge two ranks: add sums, take the larger maximum, take sample rows from the rank that has them."""
     out = {}
-    for name, tensor in ours.items():
+    for name, tensor in one.items():
         if name == "output_max":
-            out[name] = torch.maximum(tensor, theirs[name])
+            out[name] = torch.maximum(tensor, other[name])
         elif name.startswith("sample/"):
-            out[name] = torch.where(tensor != 0, tensor, theirs[name])
+            out[name] = torch.where(tensor != 0, tensor, other[name])
         else:
-            out[name] = tensor + theirs[name]
+            out[name] = tensor + other[name]
     return out

@@ -16,9 +16,10 @@ from moeprune.models.device_map import device_of_inputs, device_of_module
 from moeprune.models.layers import MoELayer, find_moe_layers, model_fingerprint
 from moeprune.recording.accumulate import LayerSums, StatisticsChoice
 from moeprune.recording.checks import RecordingError, check_conservation, rebuilt
+from moeprune.recording.commit import Commit, Sums, identity_of
 from moeprune.recording.distributed import Team
 from moeprune.recording.hooks import observed
-from moeprune.recording.parts import Parts, Sums, identity_of
+from moeprune.recording.sample_rows import stream_of
 from moeprune.recording.samples import Sampler
 
 Progress = Callable[[int, int], None]  # (tokens done, tokens in all)
@@ -48,12 +49,12 @@ def record(
     layers = find_moe_layers(model)
     fingerprint = model_fingerprint(model, layers)
     recording = Recording(model, layers, tokens, statistics, device=device_of_inputs(model), fingerprint=fingerprint)
-    everything = plan_batches(tokens.sequences, batch_tokens)
-    batches = recording.share(everything, team)
+    all_batches = plan_batches(tokens.sequences, batch_tokens)
+    batches = recording.share(all_batches, team)
     folder = partial if team is None else team.folder(partial)
-    tell = on_progress if team is None else team.watching(on_progress)
-    parts = Parts(folder, recording.identity(batches), commit_seconds=commit_seconds)
-    done = recording.resume(parts)
+    report = on_progress if team is None else team.watching(on_progress)
+    commit = Commit(folder, recording.identity(batches), commit_seconds=commit_seconds)
+    done = recording.resume(commit)
     with torch.no_grad(), observed(layers, recording.observe):
         for number, batch in enumerate(batches[done:], start=done):
             with ExitStack() as stack:
@@ -62,17 +63,17 @@ def record(
                 ids, attention = stack.enter_context(recording.batch(batch, layers))
                 # No lm_head: logits are not needed.
                 model.base_model(input_ids=ids, attention_mask=attention, use_cache=False)
-            parts.commit(recording.sums, number + 1)
-            if tell is not None:
-                tell(recording.size(batches[: number + 1]), recording.size(batches))
+            commit.write(recording.sums, number + 1)
+            if report is not None:
+                report(recording.size(batches[: number + 1]), recording.size(batches))
     recording.check(batches)
     if team is not None:
-        recording.add_up(team, everything)
+        recording.add_up(team, all_batches)
     return recording.result(manifest or {})
 
 
 class Recording:
-    """The state of one pass: sums per (domain, half) and layer, and the batch that is running.
+    """The state of one pass: sums per stream and layer, and the batch that is running.
 
     Raises InputError when no token counts.
     """
@@ -115,9 +116,9 @@ class Recording:
         team.add_up(self.sums)
         self.check(batches)
 
-    def resume(self, parts: Parts) -> int:
-        """Take the sums that were committed; how many steps they hold."""
-        self.sums, done = parts.restore(self._new_sums)
+    def resume(self, commit: Commit) -> int:
+        """Restore the committed sums; returns how many steps they hold."""
+        self.sums, done = commit.restore(self._new_sums)
         return done
 
     def size(self, batches: Sequence[Sequence[int]]) -> int:
@@ -131,16 +132,15 @@ class Recording:
 
     @contextmanager
     def batch(self, batch: Sequence[int], layers: Sequence[MoELayer]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Ids and attention mask of a batch; inside, what these layers' experts give counts for it.
+        """Ids and attention mask of a batch; inside, the outputs of these layers' experts are added to its stream.
 
         Raises RecordingError when a layer was not called once, in order.
         """
-        first = self._tokens.sequences[batch[0]]
-        group = (first.domain, first.half == "even")
-        if group not in self.sums:
-            self.sums[group] = self._new_sums(*group)
+        stream = stream_of(self._tokens.sequences[batch[0]])
+        if stream not in self.sums:
+            self.sums[stream] = self._new_sums(*stream)
         ids, attention, counted = self.inputs(batch)
-        self._target, self._seen = self.sums[group], []
+        self._target, self._seen = self.sums[stream], []
         self._counted = None if bool(counted.all()) else counted.reshape(-1)
         with ExitStack() as stack:
             if self._sampler is not None:
@@ -168,9 +168,9 @@ class Recording:
         """Every layer saw every counted token of these batches. Raises RecordingError naming the layer."""
         expected = dict.fromkeys(self.sums, 0)
         for sequence in (self._tokens.sequences[index] for batch in batches for index in batch):
-            expected[sequence.domain, sequence.half == "even"] += int(sequence.counted.sum())
-        for group, tokens in expected.items():
-            check_conservation(self.layers, [self.sums[group][layer.name] for layer in self.layers], tokens)
+            expected[stream_of(sequence)] += int(sequence.counted.sum())
+        for stream, tokens in expected.items():
+            check_conservation(self.layers, [self.sums[stream][layer.name] for layer in self.layers], tokens)
 
     def _new_sums(self, domain: str, even: bool) -> dict[str, LayerSums]:
         return {
@@ -187,20 +187,20 @@ class Recording:
     def result(self, manifest: Mapping[str, Any]) -> RoutingStatistics:
         """The statistics, with the manifest that explains them."""
         model = {"model_type": self._config.model_type, "fingerprint": self.fingerprint, "dtype": self._dtype}
-        own = {"statistics": self._statistics, "half_trajectories": "sha256 of the token ids is even"}
         whole: dict[str, dict[str, LayerStatistics]] = {}
         half: dict[str, dict[str, LayerStatistics]] = {}
         for domain in self._tokens.manifest:
             even, odd = (self.sums.get((domain, flag)) or self._new_sums(domain, flag) for flag in (True, False))
             half[domain] = {name: total.statistics() for name, total in even.items()}
             whole[domain] = {name: half[domain][name] + odd[name].statistics() for name in half[domain]}
-        full = {
+        complete = {
             **manifest,
             "model": {**model, **manifest.get("model", {})},
-            **own,
+            "statistics": self._statistics,
+            "half_trajectories": "sha256 of the token ids is even",
             "domains": dict(self._tokens.manifest),
         }
-        return RoutingStatistics(full, tuple(layer.info for layer in self.layers), whole, half)
+        return RoutingStatistics(complete, tuple(layer.info for layer in self.layers), whole, half)
 
 
 def _digest(sequences: Sequence[TokenSequence]) -> str:

@@ -1,4 +1,4 @@
-"""Which tokens are sampled, what expert outputs are projected by, and where the rows lie while they are recorded.
+"""Which tokens are sampled, the projection of expert outputs, and the rows while they are being recorded.
 
 The tokens of a domain are drawn without replacement from all that count, the same in every layer. There are at most
 TOKENS over all domains, and fewer where a layer's rows would take more than LAYER_BYTES.
@@ -12,48 +12,52 @@ import numpy as np
 import torch
 
 from moeprune.artifacts.sample import TokenSample
-from moeprune.data.trajectories import TokenSet
+from moeprune.data.trajectories import Sequence, TokenSet
 
-TOKENS = 3072  # a layer, in equal parts over the domains
+TOKENS = 3072  # a layer, in equal shares over the domains
 DIMENSION = 64  # numbers an expert's output is projected to
 LAYER_BYTES = 32 * 2**20
 SEED = 0  # of the drawn tokens and of the projection
 
-Group = tuple[str, bool]  # (domain, even half)
+Stream = tuple[str, bool]  # (domain, whether the trajectory belongs to the even half): sums are kept apart by stream
+
+
+def stream_of(sequence: Sequence) -> Stream:
+    return sequence.domain, sequence.half == "even"
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Draw:
     """Which tokens are sampled."""
 
-    rows: Mapping[int, tuple[np.ndarray, np.ndarray]]  # piece -> (positions in it, rows in its group's sample)
-    size: Mapping[Group, int]  # rows of every group
+    rows: Mapping[int, tuple[np.ndarray, np.ndarray]]  # piece -> (positions in it, rows in its stream's sample)
+    size: Mapping[Stream, int]  # rows of every stream
     weight: Mapping[str, float]  # domain -> counted tokens a sampled one stands for
 
 
-def drawn_tokens(tokens: TokenSet, num_experts: int, hidden: int) -> Drawn:
+def drawn_tokens(tokens: TokenSet, num_experts: int, hidden: int) -> Draw:
     """The sample, whatever the order of the pieces. `num_experts` is the largest number in any layer."""
     domains = sorted({sequence.domain for sequence in tokens.sequences})
     row = num_experts * (min(DIMENSION, hidden) + 1) * 4
     most = max(1, min(TOKENS, LAYER_BYTES // row) // len(domains))
     rows: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-    size: dict[Group, int] = {}
+    size: dict[Stream, int] = {}
     weight: dict[str, float] = {}
     for domain in domains:
-        its = [index for index, sequence in enumerate(tokens.sequences) if sequence.domain == domain]
-        its.sort(key=lambda i: (tokens.sequences[i].trajectory, tokens.sequences[i].ids.tobytes()))
-        places = [(i, int(position)) for i in its for position in np.flatnonzero(tokens.sequences[i].counted)]
+        pieces = [index for index, sequence in enumerate(tokens.sequences) if sequence.domain == domain]
+        pieces.sort(key=lambda i: (tokens.sequences[i].trajectory, tokens.sequences[i].ids.tobytes()))
+        counted = [(i, int(position)) for i in pieces for position in np.flatnonzero(tokens.sequences[i].counted)]
         source = np.random.default_rng([SEED, zlib.crc32(domain.encode())])
-        chosen = np.sort(source.choice(len(places), size=min(most, len(places)), replace=False))
-        weight[domain] = len(places) / len(chosen) if len(chosen) else 0.0
-        for index in its:
-            group = domain, tokens.sequences[index].half == "even"
-            positions = [places[number][1] for number in chosen if places[number][0] == index]
-            first = size.setdefault(group, 0)
-            size[group] = first + len(positions)
+        chosen = np.sort(source.choice(len(counted), size=min(most, len(counted)), replace=False))
+        weight[domain] = len(counted) / len(chosen) if len(chosen) else 0.0
+        for index in pieces:
+            stream = stream_of(tokens.sequences[index])
+            positions = [counted[number][1] for number in chosen if counted[number][0] == index]
+            first = size.setdefault(stream, 0)
+            size[stream] = first + len(positions)
             if positions:
-                rows[index] = np.array(positions), np.arange(first, size[group])
-    return Drawn(rows, size, weight)
+                rows[index] = np.array(positions), np.arange(first, size[stream])
+    return Draw(rows, size, weight)
 
 
 def projection(hidden: int) -> np.ndarray:
@@ -67,7 +71,7 @@ def projection(hidden: int) -> np.ndarray:
 
 
 class SampleRows:
-    """The rows of one layer and group while they are being recorded, on the CPU."""
+    """The rows of one layer and stream while they are being recorded, on the CPU."""
 
     def __init__(self, num_experts: int, hidden: int, *, size: int, weight: float, even: bool) -> None:
         self.weight, self.even = weight, even

@@ -1,4 +1,4 @@
-"""What every expert, routed to or not, puts out for a sample of tokens (recording.drawn), randomly projected."""
+"""What every expert, routed to or not, puts out for a sample of tokens (recording.sample_rows), randomly projected."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,24 +33,24 @@ class Sampler:
                     "reroute"
                 )
         self._hidden = hidden
-        self.drawn = drawn_tokens(tokens, max(layer.info.num_experts for layer in layers), hidden)
+        self.draw = drawn_tokens(tokens, max(layer.info.num_experts for layer in layers), hidden)
         self._projection = torch.from_numpy(projection(hidden)).to(device)
 
     def new_rows(self, layer: MoELayer, domain: str, *, even: bool) -> SampleRows:
-        size, weight = self.drawn.size.get((domain, even), 0), self.drawn.weight.get(domain, 0.0)
+        size, weight = self.draw.size.get((domain, even), 0), self.draw.weight.get(domain, 0.0)
         return SampleRows(layer.info.num_experts, self._hidden, size=size, weight=weight, even=even)
 
     @contextmanager
     def batch(
         self, batch: Sequence[int], length: int, layers: Sequence[MoELayer], rows: Mapping[str, SampleRows]
     ) -> Iterator[None]:
-        """Inside, these pieces, padded to `length`, go through the layers; layer name -> where their rows go."""
-        found = [(number, *self.drawn.rows[index]) for number, index in enumerate(batch) if index in self.drawn.rows]
-        if not found:
+        """Inside, these pieces, padded to `length`, go through the layers; `rows` by layer name take the sample."""
+        sampled = [(number, *self.draw.rows[index]) for number, index in enumerate(batch) if index in self.draw.rows]
+        if not sampled:
             yield
             return
-        places = torch.from_numpy(np.concatenate([number * length + positions for number, positions, _ in found]))
-        targets = torch.from_numpy(np.concatenate([its for _, _, its in found]))
+        places = torch.from_numpy(np.concatenate([number * length + positions for number, positions, _ in sampled]))
+        targets = torch.from_numpy(np.concatenate([targets for _, _, targets in sampled]))
         with ExitStack() as stack:
             for layer in layers:
                 stack.enter_context(self._listening(layer, rows[layer.name], places, targets))
@@ -61,16 +61,17 @@ class Sampler:
         self, layer: MoELayer, rows: SampleRows, places: torch.Tensor, targets: torch.Tensor
     ) -> Iterator[None]:
         """Inside, the first call of the layer's router and experts fills the rows; a check may call them again."""
-        heard: list[torch.Tensor] = []
-        done: list[bool] = []
+        router_logits: list[torch.Tensor] = []
+        calls: list[int] = []
 
         def router_called(module: torch.nn.Module, args: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-            heard.append(output[0])
+            router_logits.append(output[0])
 
         def experts_called(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-            if not done:
-                done.append(True)
-                self._fill(rows, layer, heard[0][places.to(heard[0].device)], args, places, targets)
+            calls.append(1)
+            if len(calls) == 1:
+                logits = router_logits[0]
+                self._fill(rows, layer, logits[places.to(logits.device)], args, places, targets)
 
         handles = [layer.router.register_forward_hook(router_called)]
         handles.append(layer.experts.register_forward_pre_hook(experts_called))
@@ -108,12 +109,12 @@ class Sampler:
         limit = CHUNK_BYTES if hidden.device.type == "cpu" else CHUNK_BYTES_ELSEWHERE
         step = max(1, limit // (experts * hidden.shape[1] * hidden.element_size()))
         index = torch.arange(experts, device=hidden.device)
-        parts = []
+        projected = []
         for chunk in hidden.split(step):
             every = index.expand(len(chunk), -1)
             outputs = in_hidden_size(layer, slot_outputs(layer, unobserved(layer), chunk, every))
-            parts.append((outputs.float() @ self._projection.to(outputs.device)).cpu())
-        outputs = torch.cat(parts)
+            projected.append((outputs.float() @ self._projection.to(outputs.device)).cpu())
+        outputs = torch.cat(projected)
         if not bool(torch.isfinite(outputs).all()):
             raise RecordingError(f"{layer.name}: an expert's output is not finite for a sampled token; check the dtype")
         return outputs

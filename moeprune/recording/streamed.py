@@ -19,14 +19,13 @@ from moeprune.models.streaming.passes import LayerMajor
 from moeprune.models.streaming.waiting import Border, NotResumable
 from moeprune.recording.accumulate import StatisticsChoice
 from moeprune.recording.checks import RecordingError, rebuilt
+from moeprune.recording.commit import Commit
 from moeprune.recording.distributed import Team
 from moeprune.recording.hooks import observed
-from moeprune.recording.parts import Parts
 from moeprune.recording.recorder import Progress, Recording
 
-ROUND = (
-    1024  # batches side by side, each a thread that waits; more are taken in rounds, each of which reads the weights
-)
+# Batches side by side, each a thread that waits. More batches are taken in rounds; each round reads the weights.
+ROUND = 1024
 
 
 def record_streamed(
@@ -45,30 +44,30 @@ def record_streamed(
     """What `record` gives, bit for bit on a CPU, with one decoder layer in memory at a time.
 
     fingerprint: of the checkpoint; the routers that were read are compared with it.
-    partial: directory for what waits between two layers, and for the sums and activations that are committed there at
-    layer borders; the same call resumes there after a kill. Without it both lie in the system's temporary directory.
+    partial: directory for activations between two layers, and for the sums and activations committed at layer
+    borders; the same call resumes there after a kill. Without it both lie in the system's temporary directory.
     team: processes that share the batches; each reads all weights, and returns the statistics of all batches.
     Raises what `record` raises, and StreamingError when the model does not call its layers once each, in order.
     """
     layers = find_moe_layers(streamed.model)
     recording = Recording(streamed.model, layers, tokens, statistics, device=streamed.device, fingerprint=fingerprint)
-    everything = plan_batches(tokens.sequences, min(batch_tokens, affordable_tokens(streamed, layers)))
-    batches = recording.share(everything, team)
+    all_batches = plan_batches(tokens.sequences, min(batch_tokens, affordable_tokens(streamed, layers)))
+    batches = recording.share(all_batches, team)
     partial = partial if team is None else team.folder(partial)
-    tell = on_progress if team is None else team.watching(on_progress)
-    parts = Parts(partial, recording.identity([["layer by layer"], *batches]), commit_seconds=commit_seconds)
+    report = on_progress if team is None else team.watching(on_progress)
+    commit = Commit(partial, recording.identity([["layer by layer"], *batches]), commit_seconds=commit_seconds)
     with ExitStack() as stack:
         folder = partial or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moeprune-")))
-        passes = _Passes(streamed, recording, batches, folder, parts if partial else None, tell)
+        passes = _Passes(streamed, recording, batches, folder, commit if partial else None, report)
         try:
-            passes.run(recording.resume(parts))
+            passes.run(recording.resume(commit))
         except NotResumable:  # committed by another release of transformers, for example
             recording.sums = {}
             passes.run(0)
     passes.check_routers()
     recording.check(batches)
     if team is not None:
-        recording.add_up(team, everything)
+        recording.add_up(team, all_batches)
     return recording.result(manifest or {})
 
 
@@ -81,15 +80,15 @@ class _Passes:
         recording: Recording,
         batches: Sequence[Sequence[int]],
         folder: Path,
-        parts: Parts | None,
+        commit: Commit | None,
         on_progress: Progress | None,
     ) -> None:
-        self._streamed, self._recording, self._folder, self._parts = streamed, recording, folder, parts
+        self._streamed, self._recording, self._folder, self._state = streamed, recording, folder, commit
         self._rounds = [batches[start : start + ROUND] for start in range(0, len(batches), ROUND)]
         self._on_progress = on_progress
         self._moe = [[la for la in recording.layers if la.is_in(name)] for name in streamed.layers]
         self._routers: dict[str, np.ndarray] = {}
-        lost = {layer.name for layer in recording.layers} - {layer.name for its in self._moe for layer in its}
+        lost = {layer.name for layer in recording.layers} - {layer.name for moe in self._moe for layer in moe}
         if lost:
             raise RecordingError(f"{sorted(lost)[0]}: lies in no decoder layer; set runtime.streaming=off")
 
@@ -142,14 +141,14 @@ class _Passes:
         return self._folder / f"border-{step:06d}"
 
     def _commit(self, passes: LayerMajor, step: int) -> None:
-        """Keep the sums of the steps done and, inside a round, where its batches are."""
-        if self._parts is None or not self._parts.due:
+        """Write the sums of the finished steps and, inside a round, the activations of its batches."""
+        if self._state is None or not self._state.due:
             return
         started = time.monotonic()
         position = step % len(self._streamed.layers)
         if position and not passes.save(Border(self._border(step), position)):
             return
-        self._parts.commit(self._recording.sums, step, cost=time.monotonic() - started)
+        self._state.write(self._recording.sums, step, cost=time.monotonic() - started)
         for older in self._folder.glob("border-*"):
             if older != self._border(step):
                 shutil.rmtree(older)
@@ -160,8 +159,9 @@ class _Passes:
         if len(self._routers) == len(recording.layers):  # a resumed pass has not read all
             infos = [layer.info for layer in recording.layers]
             weights = [self._routers[layer.name] for layer in recording.layers]
-            found = fingerprint_of(self._streamed.model.config.model_type, infos, weights)
-            if found != recording.fingerprint:
+            fingerprint = fingerprint_of(self._streamed.model.config.model_type, infos, weights)
+            if fingerprint != recording.fingerprint:
                 raise RecordingError(
-                    f"the routers that were read have fingerprint {found}, the checkpoint has {recording.fingerprint}"
+                    f"the routers that were read have fingerprint {fingerprint}, the checkpoint has "
+                    f"{recording.fingerprint}"
                 )

@@ -1,8 +1,7 @@
-"""The state of a running recording on disk, committed after whole batches: a killed run goes on where it was."""
+"""The state of a running recording on disk, committed after whole batches: a killed run resumes from it."""
 
 import hashlib
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,15 +12,16 @@ from safetensors.torch import save_file
 
 from moeprune.artifacts.files import whole_file
 from moeprune.recording.accumulate import LayerSums
+from moeprune.recording.sample_rows import Stream
 
-Sums = dict[tuple[str, bool], dict[str, LayerSums]]  # (domain, even half) -> layer name -> sums
+Sums = dict[Stream, dict[str, LayerSums]]  # stream -> layer name -> sums
 
 
-class Parts:
-    """`<file>.partial/`: one part that holds the sums of the first `done` batches, and the identity of the batches.
+class Commit:
+    """`<file>.partial/`: one file with the sums of the first `done` batches and the identity of all batches.
 
-    The part is cumulative, so a resumed recording adds the same float64 numbers in the same order as one that was
-    never stopped, and ends bit for bit like it.
+    The sums are cumulative: a resumed recording adds the same float64 numbers in the same order as one that was
+    never stopped, and its result has the same bits.
     """
 
     def __init__(self, directory: Path | None, identity: str, *, commit_seconds: float) -> None:
@@ -31,7 +31,7 @@ class Parts:
         self._last, self._wait = time.monotonic(), commit_seconds
 
     def restore(self, make: Callable[[str, bool], dict[str, LayerSums]]) -> tuple[Sums, int]:
-        """The sums so far and how many batches they hold; empty when there is no part of exactly these batches."""
+        """The sums so far and how many batches they hold; empty without a commit of exactly these batches."""
         if self._path is None or not self._path.is_file():
             return {}, 0
         sums: Sums = {}
@@ -46,7 +46,7 @@ class Parts:
                         prefix = f"{domain}/{int(even)}/{layer}/"
                         total.restore({name: file.get_tensor(prefix + name) for name in total.state()})
         except (SafetensorError, KeyError, json.JSONDecodeError):
-            return {}, 0  # a part of an older version: record again rather than guess
+            return {}, 0  # written by an older version: record again rather than guess
         return sums, int(header["done"])
 
     @property
@@ -54,7 +54,7 @@ class Parts:
         """Whether it is time to commit."""
         return self._path is not None and time.monotonic() - self._last >= self._wait
 
-    def commit(self, sums: Sums, done: int, *, cost: float = 0.0) -> None:
+    def write(self, sums: Sums, done: int, *, cost: float = 0.0) -> None:
         """Write the sums of the first `done` batches, at most once in `commit_seconds`.
 
         cost: seconds that were spent on more than the sums; the next commit waits for ten times that.
@@ -65,15 +65,10 @@ class Parts:
         for (domain, even), layers in sums.items():
             for layer, total in layers.items():
                 tensors |= {f"{domain}/{int(even)}/{layer}/{name}": value for name, value in total.state().items()}
-        header = {"identity": self._identity, "done": done, "groups": [list(group) for group in sums]}
+        header = {"identity": self._identity, "done": done, "groups": [list(stream) for stream in sums]}
         with whole_file(self._path) as beside:
             save_file(tensors, beside, metadata={"part": json.dumps(header)})
         self._last, self._wait = time.monotonic(), self._seconds and max(self._seconds, 10 * cost)
-
-    def discard(self) -> None:
-        """Remove the directory: the statistics file it led to is on disk."""
-        if self._path is not None and self._path.parent.is_dir():
-            shutil.rmtree(self._path.parent)
 
 
 def identity_of(items: Iterable[object]) -> str:
