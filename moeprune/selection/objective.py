@@ -2,9 +2,7 @@
 
 A set is a boolean array (experts,), True means PRUNE. Criteria build objectives, solvers minimise them, and neither
 knows the other. `linear` and `quadratic` are there when the cost is sum(linear[set]) + p' quadratic p; relaxations and
-bounds need them, searches do not.
-
-A selection problem over free experts, and its solution.
+bounds need them, searches do not. A problem is an objective over the free experts with its constraints.
 """
 
 from collections.abc import Sequence
@@ -224,9 +222,9 @@ def is_modular(objective: Objective) -> bool:
 def restrict(objective: Objective, free: np.ndarray, fixed: np.ndarray) -> Objective:
     """`objective` as a function of the ids in `free` (ascending) when those in `fixed` are pruned, less a constant."""
     if isinstance(objective, WorstOf):
-        gone = np.isin(np.arange(objective.size), fixed)
+        pruned = np.isin(np.arange(objective.size), fixed)
         parts = [restrict(part, free, fixed) for part in objective.parts]
-        return WorstOf(tuple(part for part in parts if isinstance(part, Quadratic)), tuple(objective.costs(gone)))
+        return WorstOf(tuple(part for part in parts if isinstance(part, Quadratic)), tuple(objective.costs(pruned)))
     linear, matrix = objective.linear, objective.quadratic
     if linear is None:
         return Restricted(objective, free, fixed)

@@ -1,6 +1,6 @@
-"""What a criterion sees of one layer: the layer's facts and its statistics, mixed over domains and domain by domain.
+"""What a criterion is: options that turn the evidence of one layer into an objective.
 
-What a criterion is: options that turn the evidence of one layer into an objective.
+The evidence is the layer's facts and its statistics, mixed over domains and domain by domain.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""The interaction matrix F of HOPE: what pruning two experts together costs (arXiv:2609.18916).
-
-HOPE: the cost of pruning experts together, from what they did together.
-"""
+"""The criterion `hope`: the interaction matrix F, what pruning two experts together costs (arXiv:2609.18916)."""
 
 from typing import Literal
 
@@ -61,7 +58,7 @@ def _shrunk(sums: np.ndarray, pairs: np.ndarray, gated_norm_sum: np.ndarray, shr
 
 
 class Hope(Criterion):
-    """p' F p with the interaction matrix F of selection.interaction (HOPE, arXiv:2609.18916).
+    """p' F p with the interaction matrix F (HOPE, arXiv:2609.18916).
 
     norms over all_tokens is the F of the paper's theorem, norms over co_selected the F of its experiments, outputs over
     all_tokens the exact error of dropping experts without re-routing. pairwise: false is the same quantity, diagonal

@@ -1,8 +1,6 @@
-"""A criterion from outside: `package.module:Class`.
+"""Criteria from outside: a class of your own, `package.module:Class`, and `file`, a prune set made elsewhere.
 
-The criterion `file`: a prune set made elsewhere. The budget is what the file says.
-
-The file is JSON, one of
+The file decides how many experts go. It is JSON, one of
     a plan.json of moeprune;
     {"pruned": {LAYER: [ids], ...}}     ids that go, in the original numbering
     {"kept": {LAYER: [ids], ...}}       ids that stay
@@ -37,15 +35,15 @@ class Custom(BaseModel):
     name: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
     def objective(self, evidence: LayerEvidence) -> Objective:
-        found = self.build().objective(evidence)
-        size = getattr(found, "size", None)
-        if not hasattr(found, "marginal_costs") or size != evidence.layer.num_experts:
+        objective = self.build().objective(evidence)
+        size = getattr(objective, "size", None)
+        if not hasattr(objective, "marginal_costs") or size != evidence.layer.num_experts:
             raise InputError(
-                f"selection.criterion: {self.name!r}: objective() gave {type(found).__name__} of size {size} for the "
-                f"{evidence.layer.num_experts} experts of {evidence.layer.name}; return an Objective with one cost an "
-                "expert, such as Modular(scores) of moeprune.selection.objective"
+                f"selection.criterion: {self.name!r}: objective() gave {type(objective).__name__} of size {size} for "
+                f"the {evidence.layer.num_experts} experts of {evidence.layer.name}; return an Objective with one cost "
+                "an expert, such as Modular(scores) of moeprune.selection.objective"
             )
-        return found
+        return objective
 
     def layer_scale(self, evidence: LayerEvidence) -> float:
         criterion = self.build()
@@ -117,8 +115,7 @@ class PruneSetFile(BaseModel):
             raise InputError(f"{self.path}: {layer.name}: expert ids must be integers in 0..{limit - 1}, got {ids!r}")
         if len(set(ids)) != len(ids):
             raise InputError(f"{self.path}: {layer.name}: an expert id is listed twice")
-        gone = set(range(limit)) - set(ids) if keep else set(ids)
-        return tuple(sorted(gone))
+        return tuple(sorted(set(range(limit)) - set(ids) if keep else ids))
 
 
 def _names(layers: tuple[Layer, ...]) -> str:

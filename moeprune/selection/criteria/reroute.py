@@ -1,12 +1,10 @@
-"""The error of a block's output when tokens of pruned experts go to their next choice, on a token sample.
+"""The criterion `reroute`: prune what changes the block's output least, re-routing included, on a token sample.
 
     sum over tokens t of w_t || sum_e g'_e(t) f_e(t) - sum_e g_e(t) f_e(t) ||^2
 
 with g the gates of the whole router, g' those of a router that has the kept experts only (artifacts.routing), w_t the
-counted tokens that t stands for. Nothing is assumed; what is not seen is a norm of the sum, where a block has one, and
-what the layers above make of the error.
-
-The criterion `reroute`: prune what changes the block's output least, re-routing included.
+counted tokens that t stands for. Nothing is assumed. Not covered are a norm of the sum, where a block has one, and the
+effect of the error on the layers above.
 """
 
 from dataclasses import dataclass, field, fields, replace
@@ -14,6 +12,7 @@ from functools import cached_property
 from typing import ClassVar, Literal
 
 import numpy as np
+from einops import rearrange
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.routing import affinities, choices, gate_factor, routed
@@ -22,7 +21,7 @@ from moeprune.artifacts.statistics import Layer
 from moeprune.selection.criteria.criterion import Criterion, LayerEvidence
 
 BLOCK = 2**22  # numbers a gather holds at a time
-REMEMBERED = 4096  # sets whose marginal costs are kept: a search asks for the same ones again and again
+REMEMBERED = 4096  # sets whose marginal costs are kept: a search needs the same ones many times
 CANCELLED = 1e-6  # an exchange that leaves less than this share of the affinities is summed anew
 
 
@@ -31,12 +30,12 @@ class RoutedBlock:
     """The output of the sampled tokens for one set of experts, before the factor that makes gates of affinities."""
 
     ids: np.ndarray  # (tokens, top_k)
-    there: np.ndarray  # (tokens, top_k) bool: False where there was nothing left to choose
+    filled: np.ndarray  # (tokens, top_k) bool: False where there was nothing left to choose
     chosen: np.ndarray  # (tokens,) sum of the chosen experts' affinities
     kept: np.ndarray  # (tokens,) sum of the kept experts' affinities
     summed: np.ndarray  # (tokens, D) sum of affinity times output
 
-    def part(self, tokens: np.ndarray) -> "RoutedBlock":
+    def rows(self, tokens: np.ndarray) -> "RoutedBlock":
         return RoutedBlock(*(getattr(self, f.name)[tokens] for f in fields(self)))
 
 
@@ -98,10 +97,10 @@ class Rerouted:
         every = np.arange(len(self.choice)) if tokens is None else tokens
         affinity = self.affinity[every]
         ids, gates = routed(self.layer, affinity, self.choice[every], kept)
-        there = gates > 0
-        weights = np.where(there, np.take_along_axis(affinity, ids, axis=1), 0.0)
+        filled = gates > 0
+        weights = np.where(filled, np.take_along_axis(affinity, ids, axis=1), 0.0)
         summed = np.einsum("tk,tkd->td", weights, self.outputs[every[:, None], ids])
-        return RoutedBlock(ids, there, weights.sum(axis=1), (affinity * kept).sum(axis=1), summed)
+        return RoutedBlock(ids, filled, weights.sum(axis=1), (affinity * kept).sum(axis=1), summed)
 
     def _errors(self, block: RoutedBlock, tokens: np.ndarray | slice = slice(None)) -> np.ndarray:
         factor = gate_factor(self.layer, block.chosen, block.kept)
@@ -150,7 +149,7 @@ class Rerouted:
         summed = block.summed[tokens] - out[:, None] * self.outputs[tokens, leaving]
         summed += into[:, None] * self.outputs[tokens, entering]
         chosen, kept = block.chosen[tokens] - out + into, block.kept[tokens] + np.where(back, own, -own)
-        return replace(block.part(tokens), chosen=chosen, kept=np.maximum(kept, 0.0), summed=summed)
+        return replace(block.rows(tokens), chosen=chosen, kept=np.maximum(kept, 0.0), summed=summed)
 
     def _edge(self, pruned: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of every token the last expert it chooses, -1 while there is room, and the first it does not, -1 for none."""
@@ -179,19 +178,20 @@ class Rerouted:
         if self.layer.num_groups > 1:
             return self._touched_in_groups(block, pruned)
         touched = np.zeros(self.choice.shape, dtype=bool)
-        np.put_along_axis(touched, block.ids, block.there, axis=1)
+        np.put_along_axis(touched, block.ids, block.filled, axis=1)
         last = np.take_along_axis(self.choice, block.ids, axis=1)
-        last = np.where(block.there, last, -np.inf).min(axis=1, keepdims=True)
+        last = np.where(block.filled, last, -np.inf).min(axis=1, keepdims=True)
         return np.where(pruned, self.choice >= last, touched)
 
     def _touched_in_groups(self, block: RoutedBlock, pruned: np.ndarray) -> np.ndarray:
         """Chosen experts, those that make their group's score, and those that would."""
-        grouped = np.where(pruned, -np.inf, self.choice).reshape(len(self.choice), self.layer.num_groups, -1)
+        members, groups = "tokens (groups experts) -> tokens groups experts", self.layer.num_groups
+        grouped = rearrange(np.where(pruned, -np.inf, self.choice), members, groups=groups)
         last = -np.partition(-grouped, self.layer.group_minimum - 1, axis=2)[:, :, self.layer.group_minimum - 1]
-        touched = self.choice.reshape(grouped.shape) >= last[:, :, None]
-        touched = touched.reshape(self.choice.shape)
+        touched = rearrange(self.choice, members, groups=groups) >= last[:, :, None]
+        touched = rearrange(touched, "tokens groups experts -> tokens (groups experts)")
         np.put_along_axis(touched, block.ids, True, axis=1)
-        lowest = np.where(block.there, np.take_along_axis(self.choice, block.ids, axis=1), -np.inf).min(axis=1)
+        lowest = np.where(block.filled, np.take_along_axis(self.choice, block.ids, axis=1), -np.inf).min(axis=1)
         return touched | (pruned & (self.choice >= lowest[:, None]))
 
 

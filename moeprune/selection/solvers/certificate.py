@@ -41,10 +41,10 @@ def lower_bound(problem: Problem, incumbent: np.ndarray) -> Bound | None:
         return replace(bound, value=bound.value + below.constant, method=f"{bound.method}, weighted sum")
     if problem.objective.linear is None or problem.objective.quadratic is None:
         return None
-    bound, found = _quadratic_bound(problem, incumbent)
-    if np.array_equal(found, incumbent):
+    bound, best = _quadratic_bound(problem, incumbent)
+    if np.array_equal(best, incumbent):
         return bound
-    cheaper = f"the certificate came across a cheaper set ({problem.objective.cost(found):.6g}); solver exact takes it"
+    cheaper = f"the certificate came across a cheaper set ({problem.objective.cost(best):.6g}); solver exact takes it"
     return replace(bound, warnings=(*bound.warnings, cheaper))
 
 
@@ -61,7 +61,7 @@ def _quadratic_bound(problem: Problem, incumbent: np.ndarray) -> tuple[Bound, np
 
 
 def certified(problem: Problem, solution: Solution) -> tuple[Solution, list[str]]:
-    """The solution with a lower bound and the status it earns, and what is to be said about the bound."""
+    """The solution with a lower bound and the status it earns, and warnings about the bound."""
     if solution.bound is not None:
         return solution, []
     bound = lower_bound(problem, solution.pruned)

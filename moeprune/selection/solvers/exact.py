@@ -1,7 +1,4 @@
-"""Branch and bound on the convex programs of selection.reformulation.
-
-The exact solver: every set up to twenty experts, branch and bound beyond.
-"""
+"""The exact solver: every set up to twenty experts, beyond them branch and bound on convex programs (`relaxation`)."""
 
 import heapq
 import time
@@ -20,6 +17,7 @@ from moeprune.selection.solvers.solver import enumerated, local_optimum
 from moeprune.selection.solvers.swap import Swap
 
 FREE, KEPT, PRUNED = -1, 0, 1
+ENUMERATED_SETS = 200_000  # all of 10 of 20 experts
 
 
 @dataclass(frozen=True)
@@ -45,8 +43,8 @@ def prove(
 ) -> Proof:
     """The optimum, or the best set and bound when the nodes or the seconds run out.
 
-    Every node is bounded by the tangent at OSQP's point, which is safe however accurate the point is. Sets that are
-    cheaper by less than 1e-10 of the incumbent's cost are not looked for.
+    Every node is bounded by the tangent at OSQP's point, which is safe however accurate the point is. A set
+    cheaper by less than 1e-10 of the incumbent's cost does not replace it.
     """
     deadline = time.perf_counter() + time_limit
     warnings: list[str] = []
@@ -82,7 +80,7 @@ class _Search:
             self.best, self.limit = pruned, cost - 1e-10 * abs(cost)
 
     def visit(self, node: _Node) -> None:
-        """Bounds a node; keeps it open, closes it, or, when it is a single set, tries that set."""
+        """Bounds a node; keeps it open, closes it, or, when it is a single set, evaluates that set."""
         self.nodes += 1
         state = node.state
         if not self._complete(state):
@@ -145,9 +143,6 @@ class _Search:
             state[free[slope[free] - last_in >= room]] = KEPT
             state[free[first_out - slope[free] >= room]] = PRUNED
         return bound, state
-
-
-ENUMERATED_SETS = 200_000  # all of 10 of 20 experts
 
 
 class Exact(Swap):

@@ -1,21 +1,18 @@
-"""Convex reformulations with the same costs on every feasible set, and the safe bounds they give.
+"""Convex programs with the same costs on every feasible set: solved with OSQP, and the safe bounds they give.
 
-On feasible 0/1 points, for any s (experts,), any U (experts, groups) and any N >= 0,
+On 0/1 points p_i^2 = p_i, so F + diag(s) with linear term l - s has the same costs; with s large enough it is convex.
+More generally, on feasible 0/1 points, for any s (experts,), any U (experts, groups) and any N >= 0,
 
     l'p + p'Fp >= p'Mp + c'p,   M = F - N + diag(s) + (U G' + G U')/2,   c = l - s - U quota
 
-because p_i^2 = p_i, G'p = quota and p'Np >= 0 (G is the group indicator). When M is positive semidefinite the right
-side is convex, and its tangent at any point y bounds it from below over all sets by
+because G'p = quota and p'Np >= 0 (G is the group indicator). When M is positive semidefinite the right side is convex,
+and its tangent at any point y bounds it from below over all sets by
 
     -y'My + sum over groups of the quota[g] smallest entries of 2My + c.
 
 The semidefinite program (cvxpy, SCS) only proposes s, U and N; M's smallest eigenvalue then repairs s, and the tangent
-is evaluated in plain arithmetic. So the bound holds however accurately SCS ended. (The relaxation is the one of
+is evaluated in plain arithmetic. So the bound holds whatever the accuracy of SCS. (The relaxation is the one of
 Billionnet, Elloumi and Plateau's quadratic convex reformulation; with N it is the doubly nonnegative one.)
-
-The convex relaxation of a quadratic selection problem, solved with OSQP.
-
-On 0/1 points p_i^2 = p_i, so F + diag(s) with linear term l - s has the same costs; with s large enough it is convex.
 """
 
 from dataclasses import dataclass
@@ -26,12 +23,16 @@ import numpy as np
 from moeprune.selection.objective import Problem
 from moeprune.selection.solvers.search import power_of_two
 
+SEMIDEFINITE_LIMIT = 320  # experts; beyond, the program takes minutes
+NONNEGATIVE_LIMIT = 128  # experts; N adds a variable for every pair
+CHEAP = "the bound is the cheap one"
+
 
 @dataclass(frozen=True)
 class ConvexProgram:
     """min x'Mx + c'x over 0 <= x <= 1 with quota[g] units in group g."""
 
-    matrix: np.ndarray  # (experts, experts), symmetric; convex where the maker says so
+    matrix: np.ndarray  # (experts, experts), symmetric; convex where the function that returns it says so
     linear: np.ndarray  # (experts,)
     group: np.ndarray  # (experts,)
     quota: np.ndarray  # (groups,)
@@ -131,11 +132,6 @@ def round_to_quota(relaxed: np.ndarray, problem: Problem) -> np.ndarray:
         order = np.argsort(-np.round(relaxed[ids], 6), kind="stable")
         pruned[ids[order[:count]]] = True
     return pruned
-
-
-SEMIDEFINITE_LIMIT = 320  # experts; beyond, the program takes minutes
-NONNEGATIVE_LIMIT = 128  # experts; N adds a variable for every pair
-CHEAP = "the bound is the cheap one"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Minimising the largest of several quadratic costs by weighing them.
+"""The largest of several quadratic costs, minimised by weighing them.
 
 For weights w that sum to 1, sum_d w_d f_d(p) <= max_d f_d(p): a quadratic problem whose minimum is a lower bound, and
-whose minimiser is a good start. Multiplicative weights make the party that pays most weigh more in the next round.
+whose minimiser is a good start. Multiplicative weights raise the weight of the largest cost in the next round.
 """
 
 from dataclasses import dataclass
@@ -31,11 +31,11 @@ def reweighted(problem: Problem, worst: WorstOf) -> Reweighted:
     sets: list[np.ndarray] = []
     best_value, best = -np.inf, weights
     for turn in range(ROUNDS):
-        found = _minimiser(_with(problem, worst.weighted(weights)))
-        if not problem.feasible(found):
+        pruned = _minimiser(_with(problem, worst.weighted(weights)))
+        if not problem.feasible(pruned):
             break
-        sets.append(found)
-        costs = worst.costs(found)
+        sets.append(pruned)
+        costs = worst.costs(pruned)
         value = float(weights @ costs)
         if value > best_value:
             best_value, best = value, weights

@@ -179,12 +179,12 @@ def _descend_one_by_one(moves: Moves, members: list[np.ndarray]) -> None:
 
 def _exchange_one_by_one(moves: Moves, ids: np.ndarray) -> bool:
     """Whether an exchange within the group was made; the set is as before where none pays."""
-    gone = ids[moves.pruned[ids]]
-    if not 0 < len(gone) < len(ids):
+    pruned = ids[moves.pruned[ids]]
+    if not 0 < len(pruned) < len(ids):
         return False
     costs = moves.flip_costs()
     least_gain = noise(moves)
-    out = int(gone[costs[gone].argmin()])
+    out = int(pruned[costs[pruned].argmin()])
     saved = float(costs[out])
     moves.flip(out)
     kept = ids[~moves.pruned[ids]]
@@ -213,8 +213,8 @@ def swap_blocks(
     """Per group: pruned ids, kept ids and the cost of every exchange (pruned, kept), infinite where not allowed."""
     blocks = []
     for ids in members:
-        gone = moves.pruned[ids]
-        out, into = ids[gone], ids[~gone]
+        pruned = moves.pruned[ids]
+        out, into = ids[pruned], ids[~pruned]
         if not len(out) or not len(into):
             continue
         costs = moves.swap_costs(out, into)
@@ -252,7 +252,8 @@ def _first_tie_downwards(
     moves: Moves, problem: Problem, members: list[np.ndarray], tolerance: float
 ) -> tuple[int, int] | None:
     for out, into, costs in swap_blocks(moves, problem, members):
-        found = np.argwhere((np.abs(costs) <= tolerance) & (into[None, :] < out[:, None]))
-        if len(found):
-            return int(out[found[0][0]]), int(into[found[0][1]])
+        exchanges = np.argwhere((np.abs(costs) <= tolerance) & (into[None, :] < out[:, None]))
+        if len(exchanges):
+            row, column = exchanges[0]
+            return int(out[row]), int(into[column])
     return None

@@ -60,11 +60,11 @@ def _sorted(problem: Problem) -> Solution:
     ties: list[tuple[int, int]] = []
     for ids, count in zip(problem.members(), problem.quota):
         order = ids[np.argsort(scores[ids], kind="stable")]
-        gone, stay = order[:count], order[count:]
-        pruned[gone] = True
-        if len(gone) and len(stay) and scores[gone[-1]] == scores[stay[0]]:
-            edge = scores[stay[0]]
-            ties += [(int(i), int(j)) for i in gone[scores[gone] == edge] for j in stay[scores[stay] == edge]]
+        lowest, others = order[:count], order[count:]
+        pruned[lowest] = True
+        if len(lowest) and len(others) and scores[lowest[-1]] == scores[others[0]]:
+            edge = scores[others[0]]
+            ties += [(int(i), int(j)) for i in lowest[scores[lowest] == edge] for j in others[scores[others] == edge]]
     cost = problem.objective.cost(pruned)
     return Solution(pruned, cost, "proved_optimal", bound=cost, ties=tuple(ties))
 

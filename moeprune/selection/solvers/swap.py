@@ -1,7 +1,4 @@
-"""The thorough solver: swap search, then tabu search and crossover on its best ends.
-
-The solvers built on swap search: swap (the default), relaxed, greedy.
-"""
+"""The solvers built on swap search: swap (the default), relaxed, greedy, and thorough (tabu search and crossover)."""
 
 from typing import Literal
 
