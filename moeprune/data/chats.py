@@ -1,7 +1,4 @@
-"""Messages -> tokens by the model's own chat template, and which of them the model wrote.
-
-A trajectory in tokens, with who wrote each of them.
-"""
+"""Messages -> tokens by the model's own chat template, with the author of each token."""
 
 import hashlib
 import json
@@ -18,15 +15,18 @@ from moeprune.data.options import Count
 from moeprune.data.readers import RecordProblem
 from moeprune.data.records import Record
 
+MARKERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] }}\n\n{% endfor %}"
+PROBE = "moeprune_probe_{}_call"
+
 
 @dataclass(frozen=True)
 class Encoded:
     """A whole trajectory in tokens."""
 
     ids: np.ndarray  # (tokens,) int32
-    roles: (
-        np.ndarray
-    )  # (tokens,) words: system, user, assistant, tool, template, text, prompt, completion, ids, unknown
+    # (tokens,) words: system, user, assistant, tool, template, text, prompt, completion, ids, unknown
+    roles: np.ndarray
     counted: np.ndarray  # (tokens,) bool
     turns: tuple[tuple[str, int, int], ...] = ()  # role, first and last + 1 token of assistant and tool turns
     changes: Mapping[str, int] = field(default_factory=dict)
@@ -35,11 +35,6 @@ class Encoded:
     def trajectory(self) -> str:
         """sha256 of the ids as little-endian int64: the identity of a trajectory."""
         return hashlib.sha256(self.ids.astype("<i8").tobytes()).hexdigest()
-
-
-MARKERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
-PLAIN_TEMPLATE = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] }}\n\n{% endfor %}"
-PROBE = "moeprune_probe_{}_call"
 
 
 @dataclass(frozen=True)
@@ -137,7 +132,7 @@ def _listed(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | No
 
 
 class _View:
-    """One rendered record seen as spans: who wrote what."""
+    """One rendered record as spans, each with its author."""
 
     def __init__(
         self, chats: Chats, record: Record, text: str, *, offsets: np.ndarray, written: np.ndarray | None
@@ -151,9 +146,9 @@ class _View:
                 return None
             return rendered
 
-        asked = (index for index, message in enumerate(record.messages) if message["role"] == "user")
+        questions = (index for index, message in enumerate(record.messages) if message["role"] == "user")
         answer_from = record.completion_from
-        self.answer_from = max(asked, default=-1) + 1 if answer_from is None else answer_from
+        self.answer_from = max(questions, default=-1) + 1 if answer_from is None else answer_from
         self.spans = masks.role_spans(
             render, record.messages, text=text, header=masks.generation_prompt(render), cut=self.answer_from
         )
@@ -176,7 +171,7 @@ class _View:
         return roles
 
     def turns(self) -> tuple[tuple[str, int, int], ...]:
-        """Role, first and last + 1 token of what the assistant and the tools said."""
+        """Role, first and last + 1 token of every turn of the assistant and of tools."""
         spans = [span for span in self.spans if span.role in ("assistant", "tool")]
         tokens = [masks.covered(self.offsets, span.start, span.end) for span in spans]
         return tuple((span.role, token.start, token.stop) for span, token in zip(spans, tokens))
@@ -193,7 +188,7 @@ class _View:
         return self.written if count == "assistant" else self._tokens("tool")
 
     def findings(self) -> dict[str, int]:
-        """What a person should know about this rendering, as counts."""
+        """Counts of what this rendering hides or drops."""
         findings = {} if self.known else {"roles unknown": 1}
         silent = ("assistant", masks.TEMPLATE)  # a turn may be nothing but its announcement
         dropped = sum(

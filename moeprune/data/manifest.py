@@ -32,8 +32,6 @@ class Tally:
         self.lengths: Counter[int] = Counter()  # bits of the length -> trajectories
         self.seen: set[str] = set()
 
-    # while reading
-
     def read(self) -> None:
         self.records["read"] += 1
 
@@ -59,7 +57,7 @@ class Tally:
         self.records["other_part"] += 1
 
     def used(self, record: Record, whole: Encoded, trajectory: str, pieces: Sequence[slice], allowed: int) -> int:
-        """Counts a trajectory of which `pieces` are taken; `allowed` tokens of it were to be had but for the limit.
+        """Counts a trajectory of which `pieces` are taken; without the domain's limit it would be `allowed` tokens.
 
         Returns the tokens taken.
         """
@@ -100,8 +98,6 @@ class Tally:
                 self.counts[f"{role}_turns_cut"] += 1
             elif start >= length:
                 self.counts[f"{role}_turns_without_their_past"] += 1
-
-    # afterwards
 
     def nothing_usable(self) -> InputError:
         """The error for a domain without a usable record, with the reasons."""
@@ -182,30 +178,30 @@ class Tally:
             )
 
     def warnings(self) -> list[str]:
-        """Sentences for the report about whatever makes this domain's numbers worth less than they look."""
-        counts, found = self.counts, []
+        """Sentences for the report about what makes this domain's numbers less reliable."""
+        counts, notes = self.counts, []
         if counts["counted"] < FEW_TOKENS:
-            found.append(f"only {counts['counted']} tokens count; statistics of fewer than {FEW_TOKENS} say little")
+            notes.append(f"only {counts['counted']} tokens count; statistics of fewer than {FEW_TOKENS} say little")
         if self.domain.tokens and counts["tokens"] < self.domain.tokens:
-            found.append(f"the data has {counts['tokens']} tokens, fewer than the limit tokens={self.domain.tokens}")
+            notes.append(f"the data has {counts['tokens']} tokens, fewer than the limit tokens={self.domain.tokens}")
         if self.skipped:
-            found.append(self._skips())
+            notes.append(self._skips())
         if counts["tokens_lost"] and not self.domain.trajectory_tokens:  # a stated cap is no surprise
-            found.append(self._lost())
+            notes.append(self._lost())
         if counts["calls_without_tools"]:
-            found.append(f"{counts['calls_without_tools']} trajectories call tools without a `tools` list")
+            notes.append(f"{counts['calls_without_tools']} trajectories call tools without a `tools` list")
         if self.changes["roles unknown"]:
-            found.append(f"in {self.changes['roles unknown']} trajectories the template hides who wrote some tokens")
+            notes.append(f"in {self.changes['roles unknown']} trajectories the template hides who wrote some tokens")
         if dropped := self.changes["messages dropped by the template"]:
-            found.append(f"the chat template leaves out {dropped} messages (an unknown role?)")
+            notes.append(f"the chat template leaves out {dropped} messages (an unknown role?)")
         parted = counts["assistant_turns_without_their_past"] + counts["assistant_turns_cut"]
         if parted:
-            found.append(
+            notes.append(
                 f"{_share(parted, counts['assistant_turns']):.0%} of {counts['assistant_turns']} assistant turns are "
                 "cut or parted from their context "
                 f"(sequence_length={self.intake.sequence_length}, overflow={self.intake.overflow})"
             )
-        return [f"domain {self.domain.name}: {sentence}" for sentence in found]
+        return [f"domain {self.domain.name}: {sentence}" for sentence in notes]
 
     def skip_warnings(self) -> list[str]:
         """The sentence about skipped records alone."""

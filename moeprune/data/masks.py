@@ -8,15 +8,15 @@ gives an answer the span stays UNKNOWN and is never guessed.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
 UNKNOWN = "unknown"
 TEMPLATE = "template"  # what announces an assistant turn: the model does not write it
-Render = Callable[
-    [Sequence[dict[str, Any]], bool], str | None
-]  # (messages, with generation prompt) -> text, None: refused
+# (messages, with generation prompt) -> text; None where the template refuses
+Render = Callable[[Sequence[dict[str, Any]], bool], str | None]
 
 
 @dataclass(frozen=True)
@@ -75,30 +75,25 @@ def _without_headers(header: str, text: str, spans: list[Span]) -> list[Span]:
     cut: list[Span] = []
     for span in spans:
         if span.role == "assistant":
-            begin = span.start + _shared(header, text[span.start : span.end])
+            begin = span.start + _common(header, text[span.start : span.end])
             cut.append(Span(span.start, begin, TEMPLATE, span.first, span.last))
             span = Span(begin, span.end, "assistant", span.first, span.last)
         cut.append(span)
     return cut
 
 
-def _shared(one: str, other: str) -> int:
-    """How many characters both begin with."""
-    length = 0
-    for left, right in zip(one, other):
-        if left != right:
-            break
-        length += 1
-    return length
+def _common(one: str, other: str) -> int:
+    """The length of the common beginning of both."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
 
 
 def generation_prompt(render: Render) -> str:
     """What the template writes when it asks the model for a turn; "" when it has nothing like it."""
     question = [{"role": "user", "content": "x"}]
-    without, asked = render(question, False), render(question, True)
-    if without is None or asked is None or not asked.startswith(without):
+    chat, prompt = render(question, False), render(question, True)
+    if chat is None or prompt is None or not prompt.startswith(chat):
         return ""
-    return asked[len(without) :]
+    return prompt[len(chat) :]
 
 
 def covered(offsets: np.ndarray, start: int, end: int) -> slice:

@@ -83,9 +83,9 @@ def _message(message: Any, where: str, fields: Mapping[str, str], changes: Count
     if not isinstance(message, dict):
         raise RecordProblem("bad message", where, f"is {kind_of(message)}, not an object")
     for ours in ("role", "content"):
-        theirs = fields.get(ours, ours)
-        if theirs != ours and theirs in message:
-            message = {ours if key == theirs else key: item for key, item in message.items()}
+        field = fields.get(ours, ours)
+        if field != ours and field in message:
+            message = {ours if key == field else key: item for key, item in message.items()}
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise RecordProblem("bad message", f"{where}.role", f"is {kind_of(role)}, not a role")

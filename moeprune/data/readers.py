@@ -1,7 +1,4 @@
-"""Local files -> parsed values with their places. A broken line is a value with a problem, not an exception.
-
-What is wrong with one record; intake turns it into an error or counts it.
-"""
+"""Local files -> parsed values with their places. A broken line is a value with a problem, not an exception."""
 
 import gzip
 import json
@@ -11,9 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json", ".json.gz", ".parquet", ".txt", ".txt.gz")
+UTF8_MARK = b"\xef\xbb\xbf"
+OTHER_MARKS = {b"\xff\xfe": "UTF-16 or UTF-32", b"\xfe\xff": "UTF-16", b"\x00\x00\xfe\xff": "UTF-32"}
+
 
 class RecordProblem(ValueError):
-    """`reason` is the short name it is counted under, `where` the field, `what` the finding."""
+    """What is wrong with one record; the intake options decide whether it is an error or only counted.
+
+    `reason` is the short name it is counted under, `where` the field, `what` the finding.
+    """
 
     def __init__(self, reason: str, where: str, what: str) -> None:
         self.reason, self.where, self.what = reason, where, what
@@ -32,14 +36,9 @@ def kind_of(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json", ".json.gz", ".parquet", ".txt", ".txt.gz")
-UTF8_MARK = b"\xef\xbb\xbf"
-OTHER_MARKS = {b"\xff\xfe": "UTF-16 or UTF-32", b"\xfe\xff": "UTF-16", b"\x00\x00\xfe\xff": "UTF-32"}
-
-
 @dataclass(frozen=True)
 class Raw:
-    """One record as it was found: a parsed value, or what kept it from being parsed."""
+    """One record of a file: a parsed value, or the problem that kept it from being parsed."""
 
     place: str  # file:line, file[index], file row index
     value: Any = None
@@ -57,11 +56,11 @@ def read_file(path: Path) -> Iterator[Raw]:
     """The records of one file; a file without any is one Raw with the problem `empty file`."""
     suffix = suffix_of(path).removesuffix(".gz")
     readers = {".json": _json, ".parquet": _parquet, ".txt": _text}
-    found = False
+    empty = True
     for raw in readers.get(suffix, _lines)(path):
-        found = True
+        empty = False
         yield raw
-    if not found:
+    if empty:
         yield Raw(str(path), problem=RecordProblem("empty file", "", "the file holds no record"))
 
 

@@ -1,10 +1,9 @@
 """Records as people store them -> records as a chat template takes them, with every change counted.
 
-Changed are: tool arguments in a string become the object, null or missing content becomes "", text parts are joined,
-lists kept as JSON text are parsed, ShareGPT turns get role and content, nulls that a table format made up go. Nothing
-else is added, dropped or reordered.
-
-Trajectories that nearly repeat an earlier one are left out: they would only count its experts twice.
+The changes: tool arguments in a string become the object, null or missing content becomes "", text parts are joined,
+lists kept as JSON text are parsed, ShareGPT turns get role and content, nulls that a table format added are removed.
+Nothing else is added, dropped or reordered. Near-duplicates of an earlier trajectory are left out on request: they
+would only count its experts twice.
 """
 
 import hashlib
@@ -20,6 +19,9 @@ from moeprune.data.readers import RecordProblem, kind_of
 
 Kind = Literal["messages", "completion", "text", "ids"]
 SHAPES = ("messages", "conversations", "prompt", "text", "input_ids")
+SHINGLE = 5  # words
+PERMUTATIONS = 128
+MISSED, SUPERFLUOUS = 0.95, 0.05  # weights of the two errors of a sketch; the second costs only an exact comparison
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def _text(value: Any, name: str) -> str:
 
 
 def _ids(value: dict[str, Any], changes: Counter[str]) -> tuple[int, ...]:
-    """The real tokens of a pre-tokenised record; padding is what its attention_mask says, never an id."""
+    """The real tokens of a pre-tokenised record; only its attention_mask marks padding, never an id."""
     ids, mask = value["input_ids"], value.get("attention_mask")
     if not isinstance(ids, list) or not ids:
         raise RecordProblem("bad ids", "input_ids", f"is {kind_of(ids)}, not a list of token ids")
@@ -175,11 +177,6 @@ def _without_nulls(value: Any, changes: Counter[str]) -> Any:
     if isinstance(value, list):
         return [_without_nulls(item, changes) for item in value]
     return value
-
-
-SHINGLE = 5  # words
-PERMUTATIONS = 128
-MISSED, SUPERFLUOUS = 0.95, 0.05  # weights of the two errors a sketch can make; the second costs only an exact look
 
 
 def without_near_duplicates(

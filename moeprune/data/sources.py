@@ -18,7 +18,7 @@ DATASET_FILES = ("dataset_info.json", "state.json"), ("dataset_dict.json",)  # w
 
 @dataclass(frozen=True)
 class Source:
-    """Records in the order in which they lie there, and what the manifest says about where that is."""
+    """Records in the order of their files, and the files for the manifest."""
 
     records: Iterator[Raw]
     files: tuple[str, ...]  # empty for a dataset of the hub
@@ -36,8 +36,7 @@ def open_source(domain: Domain, *, part: Part = "all") -> Source:
     if path.is_dir():
         return _folder(domain, path)
     if glob.has_magic(domain.path):
-        found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
-        files = [file for file in found if file.is_file()]
+        files = sorted(file for file in map(Path, glob.glob(str(path), recursive=True)) if file.is_file())
         if not files:
             raise InputError(f"{_where(domain)} matches no file; correct the pattern")
         return _files(domain, files)
@@ -101,15 +100,15 @@ def _saved_dataset(domain: Domain, folder: Path) -> Source:
     from datasets import load_from_disk
 
     try:
-        found = load_from_disk(str(folder))
+        dataset = load_from_disk(str(folder))
     except (OSError, ValueError, LookupError, TypeError) as error:  # a LookupError for a dataset without rows
         raise InputError(
             f"{_where(domain)}: `datasets` cannot read this folder, or it holds no row ({error})"
         ) from error
-    held = getattr(found, "split", None)
-    if domain.split and held not in (None, domain.split) and not isinstance(found, dict):
+    held = getattr(dataset, "split", None)
+    if domain.split and held not in (None, domain.split) and not isinstance(dataset, dict):
         raise InputError(f"{_where(domain)} holds the split {held}, not {domain.split}; correct split")
-    return Source(_rows(domain, _one_split(domain, found)), (str(folder),))
+    return Source(_rows(domain, _one_split(domain, dataset)), (str(folder),))
 
 
 def _dataset(domain: Domain, name: str) -> Source:
@@ -117,7 +116,7 @@ def _dataset(domain: Domain, name: str) -> Source:
     from datasets.exceptions import DatasetsError
 
     try:
-        found = load_dataset(
+        dataset = load_dataset(
             name, domain.config, split=domain.split, revision=domain.revision, streaming=domain.streaming
         )
     except (DatasetsError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
@@ -126,19 +125,19 @@ def _dataset(domain: Domain, name: str) -> Source:
             f"{_where(domain)} is neither a local path nor a dataset that `datasets` can load ({first}); "
             "correct path, config, split or revision"
         ) from error
-    return Source(_rows(domain, _one_split(domain, found)), (name,) if Path(name).is_dir() else ())
+    return Source(_rows(domain, _one_split(domain, dataset)), (name,) if Path(name).is_dir() else ())
 
 
-def _one_split(domain: Domain, found: Any) -> Any:
+def _one_split(domain: Domain, dataset: Any) -> Any:
     """The dataset itself, or the wanted split of a dictionary of splits."""
-    if not isinstance(found, dict):
-        return found
-    splits = list(found)
+    if not isinstance(dataset, dict):
+        return dataset
+    splits = list(dataset)
     wanted = domain.split or (splits[0] if len(splits) == 1 else "")
-    if wanted not in found:
-        given = f"has no split {wanted!r}" if wanted else "has several splits"
-        raise InputError(f"{_where(domain)} {given}; set split to one of {', '.join(splits)}")
-    return found[wanted]
+    if wanted not in dataset:
+        finding = f"has no split {wanted!r}" if wanted else "has several splits"
+        raise InputError(f"{_where(domain)} {finding}; set split to one of {', '.join(splits)}")
+    return dataset[wanted]
 
 
 def _rows(domain: Domain, rows: Any) -> Iterator[Raw]:

@@ -1,4 +1,4 @@
-"""On-policy traces: what the unpruned model itself says, so that calibration sees the model's own behaviour.
+"""On-policy traces: conversations that the unpruned model writes, so that calibration sees its own behaviour.
 
     traces = write_traces(reply, tokenizer, prompts, Path("traces.jsonl"), end_ids=..., settings={...})
 
@@ -6,7 +6,7 @@
 answered in fixed batches; each finished batch is on disk before the next begins, so a stopped run goes on where it was
 and ends with the same file.
 
-What a model is asked when it writes trajectories of its own: the words of the user, and nothing after them.
+Of a recorded chat only the user's messages are put to the model again.
 """
 
 import json
@@ -25,6 +25,10 @@ from moeprune.data.readers import RecordProblem
 from moeprune.data.records import normalise
 from moeprune.data.sources import open_source
 from moeprune.data.tools import TOOLS, ToolError, read_calls, run_tool
+
+FORMAT = "moeprune.traces/1"
+Reply = Callable[[list[list[int]]], list[list[int]]]
+End = Literal["answer", "turns", "length", "bad call"]
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,9 @@ def load_prompts(domain: Domain, intake: Intake | None = None) -> tuple[list[Pro
 
 
 def _prompt(value: Any, place: str, fields: Mapping[Any, str], *, tabular: bool) -> Prompt:
-    asked = fields.get("prompt", "prompt")
-    if isinstance(value, dict) and asked in value and not {"messages", "conversations"} & set(value):
-        prompt = value[asked]
+    key = fields.get("prompt", "prompt")
+    if isinstance(value, dict) and key in value and not {"messages", "conversations"} & set(value):
+        prompt = value[key]
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         value = {"messages": messages, **({"tools": value["tools"]} if "tools" in value else {})}
         fields = {ours: theirs for ours, theirs in fields.items() if ours in ("role", "content")}
@@ -73,23 +77,18 @@ def _prompt(value: Any, place: str, fields: Mapping[Any, str], *, tabular: bool)
         return Prompt(place, text=record.text)
     if record.kind != "messages":
         raise RecordProblem("no question", "", "is neither a chat, a prompt nor a text")
-    at = [index for index, message in enumerate(record.messages) if message["role"] == "user"]
-    if not at:
+    questions = [index for index, message in enumerate(record.messages) if message["role"] == "user"]
+    if not questions:
         raise RecordProblem("no question", "messages", "has no user message")
-    ends = [*at[1:], len(record.messages)]
-    segments = [record.messages[start:end] for start, end in zip(at, ends)]
+    ends = [*questions[1:], len(record.messages)]
+    segments = [record.messages[start:end] for start, end in zip(questions, ends)]
     return Prompt(
         place,
-        opening=tuple(message for message in record.messages[: at[0]] if message["role"] != "assistant"),
+        opening=tuple(message for message in record.messages[: questions[0]] if message["role"] != "assistant"),
         questions=tuple(segment[0] for segment in segments),
         results=tuple(tuple(message for message in segment if message["role"] == "tool") for segment in segments),
         tools=record.tools or (),
     )
-
-
-FORMAT = "moeprune.traces/1"
-Reply = Callable[[list[list[int]]], list[list[int]]]
-End = Literal["answer", "turns", "length", "bad call"]
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ class Trace:
 
     prompt: Prompt
     messages: list[dict[str, Any]]
-    asked: int = 0  # questions put so far
+    questions: int = 0  # put so far
     turns: int = 0  # model turns since the last question
     end: End | None = None
     changed: int = 0  # turns that the template writes with other tokens than the model did
@@ -137,10 +136,10 @@ def write_traces(
     options: TraceOptions | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> TraceReport:
-    """Writes one trace a prompt, in order, and says how they ended.
+    """Writes one trace a prompt, in order, and reports how they ended.
 
-    `settings` is whatever decides the words (model, seed, temperature, prompts): a stopped file with other settings
-    is not continued. Raises InputError for that, for an existing file and for chats without a chat template.
+    `settings` is everything that decides the words (model, seed, temperature, prompts): a stopped file with other
+    settings is not continued. Raises InputError for that, for an existing file and for chats without a chat template.
     """
     options = options or TraceOptions()
     assert options.batch_size > 0
@@ -174,15 +173,15 @@ def write_traces(
 
 
 def _warnings(ends: Counter[str], traces: int, changed: int) -> list[str]:
-    said = {
+    reasons = {
         "length": "were cut off in the middle of a turn; raise the tokens of a turn or the context",
         "turns": "used up their turns without an answer",
         "bad call": "called a tool in a way that nothing can execute",
     }
-    found = [f"{ends[end]} of {traces} traces {what}" for end, what in said.items() if ends[end]]
+    warnings = [f"{ends[end]} of {traces} traces {what}" for end, what in reasons.items() if ends[end]]
     if changed:
-        found.append(f"the chat template writes {changed} turns with other tokens than the model did")
-    return found
+        warnings.append(f"the chat template writes {changed} turns with other tokens than the model did")
+    return warnings
 
 
 def _resume(partial: Path, settings: dict[str, Any], batch_size: int) -> list[str]:
@@ -217,20 +216,20 @@ class _Speaker:
     def talk(self, prompts: Sequence[Prompt]) -> list[Trace]:
         traces = [self._begin(prompt) for prompt in prompts]
         while active := [trace for trace in traces if trace.end is None]:
-            asked = [(trace, self._ids(trace)) for trace in active]
-            for trace, ids in asked:
+            turns = [(trace, self._ids(trace)) for trace in active]
+            for trace, ids in turns:
                 if len(ids) >= self.options.context:
                     trace.end = "length"
-            asked = [(trace, ids) for trace, ids in asked if trace.end is None]
-            replies = self.reply([ids for _, ids in asked]) if asked else []
-            for (trace, ids), new in zip(asked, replies, strict=True):
-                self._hear(trace, ids, new)
+            open_turns = [(trace, ids) for trace, ids in turns if trace.end is None]
+            replies = self.reply([ids for _, ids in open_turns]) if open_turns else []
+            for (trace, ids), new in zip(open_turns, replies, strict=True):
+                self._add(trace, ids, new)
         return traces
 
     def _begin(self, prompt: Prompt) -> Trace:
         tools = (prompt.tools or TOOLS) if self.options.tools == "reference" and prompt.questions else ()
         offered = Prompt(prompt.place, prompt.opening, prompt.questions, prompt.results, tools, prompt.text)
-        return Trace(offered, [*prompt.opening, *prompt.questions[:1]], asked=1)
+        return Trace(offered, [*prompt.opening, *prompt.questions[:1]], questions=1)
 
     def _ids(self, trace: Trace) -> list[int]:
         if trace.prompt.text:
@@ -244,8 +243,8 @@ class _Speaker:
         )
         return list(out["input_ids"])
 
-    def _hear(self, trace: Trace, ids: list[int], new: list[int]) -> None:
-        """Adds what the model said to the trace, and what it gets to hear in return."""
+    def _add(self, trace: Trace, ids: list[int], new: list[int]) -> None:
+        """Adds the model's turn to the trace, and the tool results or the next question that follow it."""
         trace.tokens += len(new)
         finished = bool(new) and new[-1] in self.end_ids
         kept = [token for token in new if token not in self.end_ids]
@@ -281,15 +280,15 @@ class _Speaker:
 
     def _execute(self, trace: Trace, calls: list[dict[str, Any]]) -> bool:
         try:
-            answers = [run_tool(call, trace.prompt.results[trace.asked - 1]) for call in calls]
+            answers = [run_tool(call, trace.prompt.results[trace.questions - 1]) for call in calls]
         except ToolError:
             return False
         trace.messages += [{"role": "tool", "name": c["name"], "content": a} for c, a in zip(calls, answers)]
         return True
 
     def _next_question(self, trace: Trace) -> None:
-        if trace.asked == len(trace.prompt.questions):
+        if trace.questions == len(trace.prompt.questions):
             trace.end = "answer"
             return
-        trace.messages.append(trace.prompt.questions[trace.asked])
-        trace.asked, trace.turns = trace.asked + 1, 0
+        trace.messages.append(trace.prompt.questions[trace.questions])
+        trace.questions, trace.turns = trace.questions + 1, 0

@@ -1,10 +1,8 @@
-"""Domains -> token sequences, counted and explained: what was read, used, skipped and cut, and why.
-
-Sequences -> batches in which padding is known and counts for nothing.
+"""Domains -> token sequences, with counts of what was read, used, skipped and cut; sequences -> padded batches.
 
 A sequence is padded to a length that its own length decides, and shares a batch only with sequences of the same padded
-length. So what a kernel computes for it does not depend on its neighbours: on CPU, in float32, attention and matrix
-products give the same bits whatever the batch size, and no near tie in a router falls to the other side.
+length. So a kernel's result for it does not depend on its neighbours: on CPU, in float32, attention and matrix products
+give the same bits whatever the batch size, and no near tie in a router falls to the other side.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -24,7 +22,11 @@ from moeprune.data.readers import RecordProblem
 from moeprune.data.records import Record, normalise, without_near_duplicates
 from moeprune.data.sources import Source, open_source
 
+if TYPE_CHECKING:
+    import torch
+
 CHUNK = 64  # records that are tokenised together
+PAD_ID = 0  # any id does: the attention mask says what is padding
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,8 @@ def load_records(
 ) -> list[dict[str, Any]]:
     """The normalised records (messages and tools, or text, or input_ids) in the order of the files.
 
-    A part of a path other than `reference:` is told by token ids and needs the tokenizer.
+    Which part a trajectory of a path other than `reference:` belongs to depends on its token ids, so the tokenizer is
+    needed.
     """
     intake = intake or Intake()
     tally = Tally(domain, intake, part)
@@ -173,7 +176,7 @@ def _take(
 ) -> Iterator[Sequence]:
     """Pieces until the domain's limit; the last trajectory is cut so that the limit is met exactly."""
     domain, intake, left = tally.domain, tally.intake, tally.domain.tokens
-    found = False
+    empty = True
     for record, whole in encoded:
         trajectory = whole.trajectory
         if share is not None and not _in_part(trajectory, share):
@@ -183,12 +186,12 @@ def _take(
         pieces = _pieces(allowed if left is None else min(allowed, left), intake.sequence_length)
         taken = tally.used(record, whole, trajectory, pieces, allowed)
         for index, piece in enumerate(pieces):
-            found = True
+            empty = False
             yield Sequence(whole.ids[piece], whole.counted[piece], domain.name, trajectory, index)
         left = None if left is None else left - taken
         if left == 0:
             break
-    if not found:
+    if empty:
         raise tally.nothing_usable()
 
 
@@ -202,12 +205,6 @@ def _allowed(length: int, domain: Domain, intake: Intake) -> int:
 
 def _pieces(length: int, longest: int) -> list[slice]:
     return [slice(start, min(start + longest, length)) for start in range(0, length, longest)]
-
-
-if TYPE_CHECKING:
-    import torch
-
-PAD_ID = 0  # any id does: the attention mask says what is padding
 
 
 def padded_length(length: int) -> int:
@@ -226,12 +223,12 @@ def plan_batches(sequences: Items[Sequence], batch_tokens: int) -> list[list[int
     A sequence longer than `batch_tokens` is a batch of its own. The same sequences give the same batches in
     whatever order they come.
     """
-    order = sorted(range(len(sequences)), key=lambda index: _place(sequences[index]))
+    order = sorted(range(len(sequences)), key=lambda index: _rank(sequences[index]))
     batches: list[list[int]] = []
     for index in order:
         sequence = sequences[index]
         last = sequences[batches[-1][0]] if batches else None
-        together = last is not None and _group(last) == _group(sequence)
+        together = last is not None and _kind(last) == _kind(sequence)
         if together and (len(batches[-1]) + 1) * padded_length(len(sequence.ids)) <= batch_tokens:
             batches[-1].append(index)
         else:
@@ -239,11 +236,11 @@ def plan_batches(sequences: Items[Sequence], batch_tokens: int) -> list[list[int
     return batches
 
 
-def _group(sequence: Sequence) -> tuple[str, str, int]:
+def _kind(sequence: Sequence) -> tuple[str, str, int]:
     return sequence.domain, sequence.half, padded_length(len(sequence.ids))
 
 
-def _place(sequence: Sequence) -> tuple[str, str, int, str, int, bytes]:
+def _rank(sequence: Sequence) -> tuple[str, str, int, str, int, bytes]:
     counted = sequence.counted.tobytes()  # two records with the same ids may count different tokens
     return (sequence.domain, sequence.half, len(sequence.ids), sequence.trajectory, sequence.piece, counted)
 
