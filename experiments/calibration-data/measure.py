@@ -52,8 +52,10 @@ Row = dict[str, Any]
 class Laboratory:
     """The reference model with its held-out data."""
 
-    def __init__(self, *, tokens: int, heldout: int, questions: int, seeds: int, limits: tuple[int, ...]) -> None:
-        self.tokens, self.seeds, self.limits = tokens, seeds, limits
+    def __init__(
+        self, *, tokens: int, heldout: int, questions: int, seeds: int, limits: tuple[int, ...], most: int | None
+    ) -> None:
+        self.tokens, self.seeds, self.limits, self.most = tokens, seeds, limits, most
         loaded = load_model(ModelOptions(dtype="float32"), device="cpu")
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         domains = [Domain(name=name, path=f"reference:{name}", tokens=heldout) for name in DOMAINS]
@@ -127,7 +129,7 @@ def counts(lab: Laboratory) -> Iterator[Row]:
 
 def amounts(lab: Laboratory) -> Iterator[Row]:
     """More and more tokens of the agent trajectories: how much the plan still changes, and what it costs."""
-    every = lab.recorded([Domain(name="agent", path="reference:agent")])
+    every = lab.recorded([Domain(name="agent", path="reference:agent", tokens=lab.most)])
     for limit in lab.limits:
         for seed in range(lab.seeds):
             domain = Domain(name="agent", path="reference:agent", tokens=limit)
@@ -167,9 +169,16 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="a smoke run: few tokens, numbers without meaning")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    size: dict[str, Any] = {"tokens": 32768, "heldout": 8192, "questions": 40, "seeds": 3, "limits": LIMITS}
+    size: dict[str, Any] = {
+        "tokens": 32768,
+        "heldout": 8192,
+        "questions": 40,
+        "seeds": 3,
+        "limits": LIMITS,
+        "most": None,
+    }
     if arguments.small:
-        size = {"tokens": 1024, "heldout": 256, "questions": 2, "seeds": 1, "limits": (512, 1024)}
+        size = {"tokens": 1024, "heldout": 256, "questions": 2, "seeds": 1, "limits": (512, 1024), "most": 2048}
     lab = Laboratory(**size)
     for part in arguments.parts:
         rows = list(PARTS[part](lab))
