@@ -4,7 +4,7 @@ A problem is {"task_id", "prompt", "entry_point", "test"}: the model goes on fro
 to the end of the function must pass `check(<entry_point>)` of the tests. This is completion as base models do it; no
 chat template is used.
 
-Runs a program that a model wrote, in a process of its own with limits. A fence against accidents, no prison.
+Each program runs in a process of its own with limits. This limits accidents; it is not a security sandbox.
 
 Limits: wall and CPU time, memory, file size, open files; an empty directory; no environment, so no keys; no network
 where the system lets a process give it up (Linux user namespaces). Files that this user can read stay readable: for
@@ -34,7 +34,7 @@ from moeprune.evaluation.intervals import share_metrics
 from moeprune.evaluation.options import HUMAN_EVAL, CodeOptions
 
 # Runs in the child, before the program: gives up network and limits itself, then executes what comes in on stdin.
-# The secret is said by this text and only after the program has run to its end: leaving early passes nothing.
+# This text writes the secret, and only after the program has run to its end: a program that exits early fails.
 GUARD = """
 import os, sys
 secret, seconds, memory, network = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
@@ -47,17 +47,17 @@ import resource
 for kind, limit in (("CPU", seconds + 1), ("AS", memory), ("FSIZE", 2**20), ("NOFILE", 64), ("CORE", 0)):
     resource.setrlimit(getattr(resource, "RLIMIT_" + kind), (limit, limit))
 program = sys.stdin.read()
-told, nothing = os.dup(1), os.open(os.devnull, os.O_RDWR)
+output, nothing = os.dup(1), os.open(os.devnull, os.O_RDWR)
 for stream in (0, 1, 2):
     os.dup2(nothing, stream)
 exec(compile(program, "program", "exec"), {"__name__": "__main__"})
-os.write(told, secret.encode())
+os.write(output, secret.encode())
 """
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one program may take."""
+    """What one program may use."""
 
     seconds: int = 10
     memory: int = 2**30  # bytes of address space
@@ -77,7 +77,7 @@ def network_can_be_blocked() -> bool:
 
 
 def _run(program: str, secret: str, limits: Limits, network: str) -> tuple[int, str]:
-    """The child's exit code and what it said; its whole process group is gone afterwards."""
+    """The child's exit code and its output; its whole process group is ended afterwards."""
     command = [sys.executable, "-I", "-c", GUARD, secret, str(limits.seconds), str(limits.memory), network]
     with tempfile.TemporaryDirectory() as empty:
         child = subprocess.Popen(
@@ -92,9 +92,9 @@ def _run(program: str, secret: str, limits: Limits, network: str) -> tuple[int, 
             start_new_session=True,
         )
         try:
-            told, _ = child.communicate(program, timeout=limits.seconds)
+            output, _ = child.communicate(program, timeout=limits.seconds)
         except subprocess.TimeoutExpired:
-            told = ""
+            output = ""
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
@@ -102,7 +102,7 @@ def _run(program: str, secret: str, limits: Limits, network: str) -> tuple[int, 
             for pipe in (child.stdin, child.stdout):
                 with suppress(OSError):
                     pipe.close()  # type: ignore[union-attr]
-    return child.returncode, told
+    return child.returncode, output
 
 
 # What follows a finished function at the left margin.
@@ -112,7 +112,7 @@ Problem = Mapping[str, str]
 
 
 def require_code(options: CodeOptions) -> None:
-    """Raises InputError unless running generated code was asked for and the problems can be read."""
+    """Raises InputError unless the config allows running generated code and the problems can be read."""
     if not options.run_generated_code:
         raise InputError(
             "evaluation.code: runs programs that the model writes, in processes with limits but not in a prison; set "
@@ -196,7 +196,7 @@ def finished(completion: str) -> str:
 
 
 def code_warnings(options: CodeOptions) -> list[str]:
-    """What readers must know of how programs were run."""
+    """How the programs were run, for readers of the metrics."""
     fence = "without network" if network_can_be_blocked() else "WITH network: this system cannot take it from them"
     return [
         f"evaluation.code: ran programs that the models wrote, each in a process of {options.seconds} s and "

@@ -15,7 +15,7 @@ from moeprune.models.device_map import device_of_inputs
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
     """Ids that end a turn: those of the generation config and the tokenizer's, ascending.
 
-    Raises InputError when there is none, since nothing generated could ever be called finished.
+    Raises InputError when there is none, because then no output could be called finished.
     """
     configured = model.generation_config.eos_token_id
     ids = set(configured) if isinstance(configured, list | tuple) else {configured}

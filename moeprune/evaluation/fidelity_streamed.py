@@ -107,13 +107,13 @@ def affordable_logits(streamed: StreamedModel) -> int:
 
 
 def _counting(token_set: TokenSet, batches: list[list[int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Ids and mask of the batches in which a position counts: `compare` asks for no other."""
+    """Ids and mask of the batches in which a position counts: `compare` needs no other."""
     collated = [collate([token_set.sequences[index] for index in batch]) for batch in batches]
     return [(ids, mask) for ids, mask, counted in collated if bool((counted & (mask > 0))[:, 1:].any())]
 
 
 class _SideBySide:
-    """Logits of several forms of one model, asked for batch by batch in order, computed for many batches at once."""
+    """Logits of several forms of one model: read batch by batch in order, computed for many batches at once."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class _SideBySide:
         self._moe = [[la for la in layers if la.is_in(name)] for name in streamed.layers]
         self._round = max(1, PASSES // len(forms))  # batches
         self._on_progress = on_progress
-        self._asked = [0] * len(forms)
+        self._delivered = [0] * len(forms)
         self._stack = ExitStack()
         self._passes: LayerMajor | None = None
         self._first = -1  # batch of the round that is in memory
@@ -143,9 +143,9 @@ class _SideBySide:
         """The logits of one form, for the batches in their order."""
 
         def logits(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            number = self._asked[form]
-            self._asked[form] += 1
-            assert torch.equal(self._batches[number][0], input_ids), "batches are asked for in the order of the plan"
+            number = self._delivered[form]
+            self._delivered[form] += 1
+            assert torch.equal(self._batches[number][0], input_ids), "batches come in the order of the plan"
             first = number - number % self._round
             if first != self._first:
                 self._start(first)
@@ -170,7 +170,7 @@ class _SideBySide:
                 with nullcontext() if plan is None else PrunedModel(self._moe[position], plan):
                     for number in range(len(batches)):
                         passes.advance(self._number(form, number))
-            self._tell(position)
+            self._report(position)
 
     def _forward(self, ids: torch.Tensor, mask: torch.Tensor) -> Callable[[], torch.Tensor]:
         def forward() -> torch.Tensor:
@@ -180,7 +180,7 @@ class _SideBySide:
 
         return forward
 
-    def _tell(self, position: int) -> None:
+    def _report(self, position: int) -> None:
         if self._on_progress is not None:
             sizes = [int(mask.sum()) for _, mask in self._batches]
             before, now = sum(sizes[: self._first]), sum(sizes[self._first : self._first + self._round])

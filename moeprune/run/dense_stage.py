@@ -28,9 +28,9 @@ def dense_key(inputs: Inputs, plan: PrunePlan) -> str:
 
 
 def require_compressible(inputs: Inputs) -> None:
-    """Raises InputError for targets, orders and formats that would be refused when the experts are gone.
+    """Raises InputError for targets, orders and formats that would be refused after the experts are pruned.
 
-    One block of each kind is read for it, no more.
+    Reads one block of each kind, no more.
     """
     from moeprune.dense.drivers import foreseen_export
 
@@ -38,11 +38,11 @@ def require_compressible(inputs: Inputs) -> None:
     config, model = inputs.config, inputs.model
     foreseen_export(model.streamed, model.checkpoint, config.dense, layout=config.checkpoint.layout)
     if model.device_type == "cuda":
-        torch.cuda.empty_cache()  # what torch keeps for itself is not free to those who ask what fits
+        torch.cuda.empty_cache()  # memory that torch caches does not count as free when the next check asks what fits
 
 
 def dense_stage(run: Run, inputs: Inputs, plan: PrunePlan, sizes: Entry) -> Entry:
-    """The run's checkpoint: the pruned model with its weights compressed; `pruned/` is gone afterwards."""
+    """The run's checkpoint: the pruned model with its weights compressed; `pruned/` is removed afterwards."""
     config = run.config
     source = run.directory / PRUNED
 

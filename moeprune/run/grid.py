@@ -71,7 +71,7 @@ def run_grid(
         require_place(directory / name, config)
         inputs = shared_inputs(config, known)
         require_config(inputs)
-        # On a cluster other machines do the work, so that they look at what they have.
+        # On a cluster other machines do the work: each checks its own memory.
         require_stages(inputs, set(STAGES) - done_stages(directory / name) - (ON_THE_SPOT if ray else set()))
     failed: dict[str, str] = {}
     _write(directory, every, runs, failed)
@@ -171,7 +171,7 @@ def _run_group(group: Runs, directory: Path, shared: Path, known: dict[str, Inpu
 
 
 class _Together:
-    """One measurement of the plans of several runs, made when the first of them asks for its part."""
+    """One measurement of the plans of several runs, taken when the first of them needs its part."""
 
     def __init__(self, inputs: Mapping[str, Inputs], directory: Path) -> None:
         self._inputs, self._directory = inputs, directory
@@ -188,12 +188,12 @@ class _Together:
 
         return measuring
 
-    def _pending(self, asking: str) -> dict[str, PrunePlan]:
-        """Every plan of the run that asks, and of the others that are not evaluated."""
+    def _pending(self, first: str) -> dict[str, PrunePlan]:
+        """Every plan of the first run, and of the others that are not evaluated yet."""
         pending: dict[str, PrunePlan] = {}
         for name, inputs in self._inputs.items():
             folder = self._directory / name
-            if name != asking and "evaluate" in done_stages(folder):
+            if name != first and "evaluate" in done_stages(folder):
                 continue
             pending[f"{name}/{OWN}"] = PrunePlan.load(folder / "plan.json")
             for label in baseline_options(inputs.config):

@@ -101,10 +101,10 @@ def _trials(plan: PrunePlan, plans: Mapping[str, PrunePlan], layer: LayerPlan) -
     """Label -> `plan` with that plan's set in this layer; each set that differs from the present one, once."""
     trials, seen = {}, {layer.kept}
     for label, other in plans.items():
-        theirs = next(candidate for candidate in other.layers if candidate.name == layer.name)
-        if theirs.kept not in seen:
-            seen.add(theirs.kept)
-            layers = tuple(theirs if item.name == layer.name else item for item in plan.layers)
+        candidate = next(item for item in other.layers if item.name == layer.name)
+        if candidate.kept not in seen:
+            seen.add(candidate.kept)
+            layers = tuple(candidate if item.name == layer.name else item for item in plan.layers)
             trials[label] = plan.model_copy(update={"layers": layers})
     return trials
 

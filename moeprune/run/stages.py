@@ -34,7 +34,7 @@ def stage(run: Run, name: str, key: str, work: Callable[[], tuple[Entry, list[st
     run.begin(name)
     entry, warnings = work()
     for warning in warnings:
-        if warning not in run.tracker.warnings:  # it has said those itself
+        if warning not in run.tracker.warnings:  # the tracker has shown its own
             warn(warning)
     entry = {"key": key, "seconds": round(time.monotonic() - started, 3), **entry}
     run.tracker.log({f"stage/{name}/seconds": entry["seconds"]})

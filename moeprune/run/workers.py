@@ -152,5 +152,5 @@ def _device(group: Group) -> str:
 
 
 def _lost(group: Group, directory: Path, why: str) -> Errors:
-    """What is said of the runs that the end of their process or machine left undone."""
+    """Run -> error, for those that were not done when their process or machine ended."""
     return {name: why for name in group if "report" not in done_stages(directory / name)}
