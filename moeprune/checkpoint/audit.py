@@ -1,7 +1,4 @@
-"""Is the checkpoint on disk what it should be? Names, shapes and files against what was planned, a strict reload.
-
-Whether a plan can be carried out on a checkpoint: checked before anything is written.
-"""
+"""Checks before and after writing: whether a plan fits a checkpoint, and whether the result is what was planned."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

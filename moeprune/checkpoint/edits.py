@@ -2,11 +2,8 @@
 
     edits = expert_edits(checkpoint, {"model.layers.3.mlp": [0, 2, 5, 7], ...})
 
-Expert pruning and the dense methods both end here; the writer knows edits only.
-
-Module names inside quantisation settings: those that name an expert by number follow it.
-
-Tables on disk that list the experts of every token id: their values are expert ids and follow the experts.
+Expert pruning and the dense methods both end here; the writer knows edits only. What names experts by number follows
+them: module names in quantisation settings, and tables on disk that list the experts of every token id.
 """
 
 import math

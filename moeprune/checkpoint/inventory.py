@@ -1,7 +1,4 @@
-"""Every tensor of a checkpoint: where its bytes are, what it feeds in memory, and what pruning must do with it.
-
-Which files of a checkpoint hold its weights, and whether they can be read at all.
-"""
+"""Every tensor of a checkpoint: in which file, where its bytes are, what it feeds in memory, how pruning treats it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

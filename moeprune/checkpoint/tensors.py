@@ -1,6 +1,6 @@
 """What a tensor on disk is: one expert's, all experts', a router's, or something that pruning leaves alone.
 
-What is refused about a checkpoint's tensors, because cutting them might be wrong.
+Tensors that are not understood are refused, because cutting them might be wrong.
 """
 
 import re
