@@ -49,8 +49,6 @@ MAY_IMPORT = {
 OPEN_IMPORTS: set[tuple[str, str]] = set()
 OPEN_LENGTHS = {
     "report/draw_run.py",
-    "report/grid_report.py",
-    "report/results.py",
     "run/tracking.py",
 }
 OPEN_PRIVATE = {
@@ -172,7 +170,10 @@ def test_selection_needs_no_model_code():
     assert not modules_after("import moeprune.selection.select") & (HEAVY - {"cvxpy"})
 
 
-@pytest.mark.parametrize("module", ["moeprune", "moeprune.cli", "moeprune.config.schema"])
+REPORTS = ("moeprune.report.run_report", "moeprune.report.grid_report")
+
+
+@pytest.mark.parametrize("module", ["moeprune", "moeprune.cli", "moeprune.config.schema", *REPORTS])
 def test_importing_it_is_light(module):
     assert not modules_after(f"import {module}") & HEAVY
 

@@ -1,4 +1,7 @@
-"""The second half of a run's report: layers, calibration data, warnings and provenance."""
+"""The second half of a run's report: layers, dense weights, calibration data, warnings and provenance.
+
+Functions return texts and tables for the holes of run.md.jinja.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,12 +10,13 @@ import numpy as np
 
 from moeprune.artifacts.plan import LayerPlan
 from moeprune.artifacts.run import STAGES
-from moeprune.report.page import Bullets, Cell, Code, Paragraph, Part, Section, Table
+from moeprune.report.page import Table, bad
 from moeprune.report.run_record import RunRecord
 from moeprune.report.style import amount, data_size, duration, number, percent
 from moeprune.selection.stability import UNSTABLE
 
 WIDE_GAP = 0.05  # certified gap above which a better set may be worth looking for
+WEAK = ("time_limit", "not_converged")  # statuses of a search that did not end by itself
 ROLES = ("system", "user", "assistant", "tool", "text", "template")
 STATUS = {
     "proved_optimal": "proved optimal",
@@ -24,15 +28,14 @@ STATUS = {
 }
 
 
-def layers(record: RunRecord) -> Section:
+def layer_table(record: RunRecord) -> Table | None:
     """One row a layer: what is kept, what it costs, how good the choice provably is and how stable."""
-    title = "Layer by layer"
     if record.plan is None:
-        return Section(title, [Paragraph("There is no plan yet.")])
-    rows: list[list[str | Cell]] = []
+        return None
+    rows = []
     for layer in record.plan.layers:
-        stable = (layer.stability or {}).get("jaccard")
-        weak = layer.status in ("time_limit", "not_converged")
+        status, jaccard = STATUS[layer.status], (layer.stability or {}).get("jaccard")
+        stable = "–" if jaccard is None else f"{jaccard:.2f}"
         rows.append(
             [
                 f"`{layer.name}`",
@@ -40,24 +43,12 @@ def layers(record: RunRecord) -> Section:
                 "–" if layer.cost is None else number(layer.cost),
                 "–" if layer.bound is None else number(layer.bound),
                 "–" if layer.gap is None else percent(layer.gap, places=2),
-                Cell(STATUS[layer.status], "bad" if weak else ""),
-                "–" if stable is None else Cell(f"{stable:.2f}", "bad" if stable < UNSTABLE else ""),
+                bad(status) if layer.status in WEAK else status,
+                bad(stable) if jaccard is not None and jaccard < UNSTABLE else stable,
                 _regret(layer.stability),
             ]
         )
-    columns = ["Layer", "#Kept", "#Cost", "#Lower bound", "#Gap", "Status", "#Stability", "#Regret"]
-    note = (
-        "Cost: the criterion's value of the pruned set, in its own units. No set within the budget costs less than "
-        "the lower bound; the gap is (cost − bound) / cost. Stability: Jaccard index of the sets pruned by the two "
-        "halves of the trajectories; regret: how much more one half's set costs on the other half than that half's own "
-        "(the larger of the two)."
-    )
-    parts: list[Part] = [Table(columns, rows, note)]
-    if all(layer.bound is None for layer in record.plan.layers):
-        parts.append(Paragraph("No certificate was computed (`selection.solver.certificate: true` asks for one)."))
-    if all(layer.stability is None for layer in record.plan.layers):
-        parts.append(Paragraph("The plan holds no stability figures."))
-    return Section(title, parts)
+    return Table(["Layer", "#Kept", "#Cost", "#Lower bound", "#Gap", "Status", "#Stability", "#Regret"], rows)
 
 
 def _regret(stability: Mapping[str, float] | None) -> str:
@@ -65,12 +56,12 @@ def _regret(stability: Mapping[str, float] | None) -> str:
     return percent(max(regrets), places=1) if regrets else "–"
 
 
-def compression(record: RunRecord) -> Section | None:
-    """What the dense stage did to which weights, and how the checkpoint loads again; None for runs without one."""
+def dense_table(record: RunRecord) -> Table | None:
+    """What the dense stage did to which weights; None for runs without one."""
     entry = record.stages.get("dense")
     if entry is None:
         return None
-    rows: list[list[str | Cell]] = [
+    rows = [
         [
             row["role"].replace("_", " ").replace("-", "–"),
             row["methods"],
@@ -81,13 +72,16 @@ def compression(record: RunRecord) -> Section | None:
         ]
         for row in entry.get("coverage", [])
     ]
-    columns = ["Role", "Method", "#Weights", "#Parameters", "#Zeros", "#Bits", "For example"]
-    sizes = f"{data_size(entry['bytes'])} of {data_size(entry['bytes_base'])} on disk"
-    note = (
-        f"The pruned model's weights were compressed in {duration(entry['seconds'])}: {sizes}. The checkpoint was "
-        "loaded again and compared weight by weight before it was put in place; quality is measured on what loads."
-    )
-    return Section("Dense weights", [Table(columns, rows, note)])
+    return Table(["Role", "Method", "#Weights", "#Parameters", "#Zeros", "#Bits", "For example"], rows)
+
+
+def compression(record: RunRecord) -> dict[str, str]:
+    """How long the dense stage took, and the weights' size after and before it."""
+    entry = record.stages.get("dense")
+    if entry is None:
+        return {}
+    size, before = data_size(entry["bytes"]), data_size(entry["bytes_base"])
+    return {"time": duration(entry["seconds"]), "size": size, "size_before": before}
 
 
 def _measured(counts: Mapping[str, float], row: Mapping[str, Any]) -> list[str]:
@@ -98,12 +92,9 @@ def _measured(counts: Mapping[str, float], row: Mapping[str, Any]) -> list[str]:
     return ["–" if zeros is None else percent(zeros, places=1), "–" if bits is None else number(bits)]
 
 
-def data(record: RunRecord) -> Section:
-    """What calibration read, used and left out, and whose tokens they were."""
-    title = "Calibration data"
-    if record.statistics is None:
-        return Section(title, [Paragraph("The statistics file is not there, so its data cannot be shown.")])
-    manifest: Mapping[str, Mapping[str, Any]] = record.statistics.manifest["domains"]
+def data_table(record: RunRecord) -> Table | None:
+    """What calibration read, used and left out, a domain a row."""
+    manifest = _manifest(record)
     weights = record.plan.mix if record.plan else {}
     mixed = {name: weights.get(name, 1.0) * _tokens(record, name) for name in manifest}
     total = sum(mixed.values()) or 1.0
@@ -121,30 +112,27 @@ def data(record: RunRecord) -> Section:
         ]
         for name, info in manifest.items()
     ]
-    columns = [
-        "Domain",
-        "Source",
-        "#Records read",
-        "#Used",
-        "Skipped",
-        "#Tokens",
-        "#Counted",
-        "#Share",
-        "#Lost to length",
-    ]
-    note = "Counted: tokens that entered the statistics. Share: of the mix that the plan was selected from."
-    parts: list[Part] = [Table(columns, rows, note)]
-    found = {role for info in manifest.values() for role in info.get("tokens_by_role", {})}
-    roles = [role for role in ROLES if role in found] + sorted(found - {*ROLES})
-    if roles:
-        by_role = [
-            [name, *(_count(i.get("tokens_by_role", {}).get(r, 0)) for r in roles)] for name, i in manifest.items()
-        ]
-        parts.append(Table(["Tokens by role", *(f"#{role}" for role in roles)], by_role))
-    examples = [e for info in manifest.values() for e in info.get("skipped_examples", [])]
-    if examples:
-        parts += [Paragraph("Records that were skipped, for example:"), Bullets([f"`{e}`" for e in examples[:5]])]
-    return Section(title, parts)
+    columns = ["Domain", "Source", "#Records read", "#Used", "Skipped", "#Tokens", "#Counted", "#Share"]
+    return Table([*columns, "#Lost to length"], rows)
+
+
+def role_table(record: RunRecord) -> Table | None:
+    """Whose tokens they were."""
+    tokens = {name: info.get("tokens_by_role", {}) for name, info in _manifest(record).items()}
+    present = {role for counts in tokens.values() for role in counts}
+    roles = [role for role in ROLES if role in present] + sorted(present - {*ROLES})
+    rows = [[name, *(_count(counts.get(role, 0)) for role in roles)] for name, counts in tokens.items()]
+    return Table(["Tokens by role", *(f"#{role}" for role in roles)], rows) if roles else None
+
+
+def skipped(record: RunRecord) -> list[str]:
+    """A few records that were skipped, and why."""
+    return [f"`{text}`" for info in _manifest(record).values() for text in info.get("skipped_examples", [])][:5]
+
+
+def _manifest(record: RunRecord) -> Mapping[str, Mapping[str, Any]]:
+    domains: Mapping[str, Mapping[str, Any]] = record.statistics.manifest["domains"] if record.statistics else {}
+    return domains
 
 
 def _tokens(record: RunRecord, domain: str) -> float:
@@ -170,26 +158,32 @@ def _lost(info: Mapping[str, Any]) -> str:
     return "–" if share is None else percent(share, places=1 if 0 < share < 0.1 else 0)
 
 
-def warnings(record: RunRecord) -> Section:
+def warnings(record: RunRecord) -> list[str]:
     """Everything a reader has to know before believing the numbers."""
-    said = [*record.run.get("warnings", []), *(record.plan.warnings if record.plan else ())]
-    said += [f"{label}: {w}" for label, plan in record.baselines.items() for w in plan.warnings if w not in said]
-    items = [*_unfinished(record), *_doubts(record), *dict.fromkeys(said)]
-    return Section("Warnings", [Bullets(items) if items else Paragraph("None.")])
+    recorded = _recorded(record)
+    recorded += [
+        f"{label}: {w}" for label, plan in record.baselines.items() for w in plan.warnings if w not in recorded
+    ]
+    return [*_unfinished(record), *_doubts(record), *dict.fromkeys(recorded)]
+
+
+def _recorded(record: RunRecord) -> list[str]:
+    """The warnings of the run's stages and of its plan."""
+    return [*record.run.get("warnings", []), *(record.plan.warnings if record.plan else ())]
 
 
 def _unfinished(record: RunRecord) -> list[str]:
-    asked = [stage for stage in STAGES[:-1] if stage != "dense" or record.section("dense")]
-    left_out = [f"`{stage}`" for stage in asked if stage not in record.stages]
-    items = [f"**Unfinished**: the run has not done {', '.join(left_out)}"] if left_out else []
+    wanted = [stage for stage in STAGES[:-1] if stage != "dense" or record.section("dense")]
+    open_stages = [f"`{stage}`" for stage in wanted if stage not in record.stages]
+    items = [f"**Unfinished**: the run has not done {', '.join(open_stages)}"] if open_stages else []
     expected = {"select": "plan.json", "evaluate": "metrics.json"}
     optional = {name for stage, name in expected.items() if stage not in record.stages}
     return items + [f"**Missing**: {sentence}" for sentence in record.missing if sentence.split()[0] not in optional]
 
 
 def _doubts(record: RunRecord) -> list[str]:
-    """What the numbers themselves say, unless a stage has said it already."""
-    said = " ".join([*record.run.get("warnings", []), *(record.plan.warnings if record.plan else ())])
+    """What the numbers themselves show, unless a stage has recorded it."""
+    recorded = " ".join(_recorded(record))
     plans = record.plan.layers if record.plan else ()
     items = []
     outside = [domain for domain in record.domains if domain not in record.calibrated]
@@ -198,15 +192,15 @@ def _doubts(record: RunRecord) -> list[str]:
             f"**Not in calibration**: {', '.join(outside)}. Experts that only such data needs look useless and go; "
             "expect these abilities to be lost, not weakened"
         )
-    if record.dead and "no token was routed" not in said:
+    if record.dead and "no token was routed" not in recorded:
         dead = "; ".join(f"`{name}`: {', '.join(map(str, ids))}" for name, ids in record.dead.items())
         items.append(f"**Dead experts**, which no calibration token was routed to: {dead}")
-    for status in ("time_limit", "not_converged"):
+    for status in WEAK:
         named = [f"`{layer.name}`" for layer in plans if layer.status == status]
         if named:
             items.append(f"**Solver {STATUS[status]}** in {', '.join(named)}: the sets may be far from the best")
     shaky = [f"`{layer.name}` ({_jaccard(layer):.2f})" for layer in plans if _jaccard(layer) < UNSTABLE]
-    if shaky and "unstable sets" not in said:
+    if shaky and "unstable sets" not in recorded:
         items.append(
             f"**Unstable sets**, chosen differently from the two halves of the data (Jaccard below {UNSTABLE}): "
             f"{', '.join(shaky)}; more calibration data would settle them"
@@ -221,8 +215,8 @@ def _jaccard(layer: LayerPlan) -> float:
     return (layer.stability or {}).get("jaccard", 1.0)
 
 
-def provenance(record: RunRecord) -> Section:
-    """Enough to run this again: stages and keys, versions, commit, fingerprint, command, config as written."""
+def stage_table(record: RunRecord) -> Table | None:
+    """The finished stages with the keys that identify their inputs."""
     rows = [
         [
             stage,
@@ -232,25 +226,22 @@ def provenance(record: RunRecord) -> Section:
         ]
         for stage, entry in record.stages.items()
     ]
-    parts: list[Part] = [Table(["Stage", "Key", "#Time", ""], rows)] if rows else []
-    facts = []
-    versions = record.run.get("versions", {})
+    return Table(["Stage", "Key", "#Time", ""], rows) if rows else None
+
+
+def facts(record: RunRecord) -> list[str]:
+    """The software and the model that the run used."""
+    items = []
+    versions, commit = record.run.get("versions", {}), str(record.run.get("commit") or "")
     if versions:
-        facts.append("**Versions** " + ", ".join(f"{name} {version}" for name, version in versions.items()))
-    commit = record.run.get("commit")
+        items.append("**Versions** " + ", ".join(f"{name} {version}" for name, version in versions.items()))
     if commit:
-        dirty = ", with uncommitted changes" if str(commit).endswith("+") else ""
-        facts.append(f"**Commit** `{str(commit).rstrip('+')}`{dirty}")
+        changes = ", with uncommitted changes" if commit.endswith("+") else ""
+        items.append(f"**Commit** `{commit.rstrip('+')}`{changes}")
     if record.plan:
-        facts.append(f"**Model fingerprint** `{record.plan.model_fingerprint}`")
-        facts.append(f"**Statistics key** `{record.plan.statistics_key}`")
-    parts.append(Bullets(facts))
-    if record.config_text:
-        name = f"{record.name}.yaml"
-        parts.append(Paragraph(f"To run it again, save the config below as `{name}` and:"))
-        parts.append(Code(f"moeprune run {name} --output again", "sh"))
-        parts.append(Code(record.config_text, "yaml"))
-    return Section("Provenance", parts)
+        items.append(f"**Model fingerprint** `{record.plan.model_fingerprint}`")
+        items.append(f"**Statistics key** `{record.plan.statistics_key}`")
+    return items
 
 
 def _stage_note(entry: Mapping[str, Any]) -> str:

@@ -6,13 +6,13 @@ The interaction matrix of every layer as heat maps, experts that work together s
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from moeprune.artifacts.plan import LayerPlan
 from moeprune.artifacts.statistics import LayerStatistics
+from moeprune.report.run_record import Measure
 from moeprune.report.style import WIDTH, MethodStyle, Theme
 
 if TYPE_CHECKING:
@@ -20,16 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANELS = 12  # layers that get a scatter plot of their own; more are pooled
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One method's value in one domain, with its interval where there is one."""
-
-    value: float
-    low: float | None
-    high: float | None
-    text: str
 
 
 def short_name(layer: str) -> str:
@@ -156,7 +146,7 @@ def _frequency_panel(
 
 
 def kl_bars(
-    domains: Mapping[str, Mapping[str, Bar]],
+    domains: Mapping[str, Mapping[str, Measure]],
     styles: Mapping[str, MethodStyle],
     theme: Theme,
     *,
@@ -164,7 +154,7 @@ def kl_bars(
 ) -> "Figure":
     """KL(unpruned || pruned) of every method, a panel per domain, with intervals; each panel has its own scale.
 
-    domains: domain -> method -> bar, worst domain first; notes: domain -> words beside its name.
+    domains: domain -> method -> KL, worst domain first; notes: domain -> words beside its name.
     """
     from matplotlib.figure import Figure
 
@@ -185,7 +175,7 @@ def kl_bars(
     return figure
 
 
-def _bar_panel(axes: "Axes", bars: Sequence[Bar | None], styles: Sequence[MethodStyle], theme: Theme) -> None:
+def _bar_panel(axes: "Axes", bars: Sequence[Measure | None], styles: Sequence[MethodStyle], theme: Theme) -> None:
     reach = _reach([bar.value if bar.high is None else bar.high for bar in bars if bar])
     for place, (bar, style) in enumerate(zip(bars, styles)):
         if bar is None:
@@ -201,7 +191,7 @@ def _bar_panel(axes: "Axes", bars: Sequence[Bar | None], styles: Sequence[Method
             end = reach
             axes.add_patch(_rectangle((reach, place - 0.5), reach, 1, facecolor=theme.paper, zorder=4))
             axes.text(reach, place, "//", color=theme.paper, ha="right", va="center", weight="bold", zorder=5)
-        axes.text(end + 0.02 * reach, place, f" {bar.text}", va="center", fontsize=8, zorder=5)
+        axes.text(end + 0.02 * reach, place, f" {bar}", va="center", fontsize=8, zorder=5)
     axes.set_xlim(0, 1.75 * reach)  # room for the numbers
     axes.xaxis.set_major_locator(few_ticks())
     axes.tick_params(axis="y", length=0)
@@ -235,11 +225,6 @@ def columns_of(panels: int, *, widest: int) -> int:
 
 def _tick_step(count: int) -> int:
     return next((step for step in (1, 2, 4, 8, 16, 32, 64) if count / step <= 17), 128)
-
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 def cluster_order(matrix: np.ndarray) -> np.ndarray:

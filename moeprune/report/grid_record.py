@@ -33,8 +33,8 @@ class GridRun:
     @property
     def metrics(self) -> dict[str, float]:
         """The run's own metrics; those of baselines measured beside it are left to its own report."""
-        found = self.record.metrics if self.record else {}
-        return {name: value for name, value in found.items() if not name.startswith("baseline/")}
+        metrics = self.record.metrics if self.record else {}
+        return {name: value for name, value in metrics.items() if not name.startswith("baseline/")}
 
     @cached_property
     def criterion(self) -> dict[str, Any]:
@@ -93,13 +93,13 @@ class Grid:
     @cached_property
     def domains(self) -> list[str]:
         """Evaluated domains, the one with the highest mean KL first."""
-        found = {domain for run in self.done for domain in evaluated_domains(run.metrics)}
+        evaluated = {domain for run in self.done for domain in evaluated_domains(run.metrics)}
         means = {}
-        for domain in found:
+        for domain in evaluated:
             values = [run.metrics.get(f"fidelity/kl/{domain}") for run in self.done]
             known = [value for value in values if value is not None]
             means[domain] = float(np.mean(known)) if known else -1.0
-        return sorted(found, key=lambda domain: (-means[domain], domain))
+        return sorted(evaluated, key=lambda domain: (-means[domain], domain))
 
     @cached_property
     def calibrated(self) -> list[str]:
@@ -121,19 +121,19 @@ class Grid:
 
     def groups(self) -> dict[tuple[str, str, float], list[GridRun]]:
         """(method, setting, ratio) -> the runs that repeat it with other seeds."""
-        found: dict[tuple[str, str, float], list[GridRun]] = {}
+        groups: dict[tuple[str, str, float], list[GridRun]] = {}
         for run in self.done:
             ratio = run.ratio
             if ratio is not None:
-                found.setdefault((self.names[run.name], self.setting(run), round(ratio, 6)), []).append(run)
-        return found
+                groups.setdefault((self.names[run.name], self.setting(run), round(ratio, 6)), []).append(run)
+        return groups
 
     def blocks(self) -> list[dict[str, list[GridRun]]]:
         """One block per condition that every method was measured under: method -> runs."""
-        found: dict[tuple[tuple[str, str], ...], dict[str, list[GridRun]]] = {}
+        conditions: dict[tuple[tuple[str, str], ...], dict[str, list[GridRun]]] = {}
         for run in self.done:
-            found.setdefault(self.condition(run), {}).setdefault(self.names[run.name], []).append(run)
-        return [block for block in found.values() if set(block) == set(self.methods)]
+            conditions.setdefault(self.condition(run), {}).setdefault(self.names[run.name], []).append(run)
+        return [block for block in conditions.values() if set(block) == set(self.methods)]
 
 
 def _differs(key: str, values: Sequence[str]) -> bool:
@@ -165,7 +165,7 @@ def group_label(group: tuple[str, str, float]) -> str:
 
 
 def read_grid(directory: Path) -> Grid:
-    """All runs that a grid's grid.json names, there or not; all that are there where there is no grid.json.
+    """The runs that grid.json names, present or not; every run in the folder where grid.json is missing.
 
     grid.json, if there: {"runs": [names in order] or {name: {...}}, "failed": {name: why}}.
     Raises InputError when the directory holds no run at all.
@@ -175,12 +175,12 @@ def read_grid(directory: Path) -> Grid:
         raise InputError(f"{directory}: no such directory; give the directory of a grid")
     listed = read_json(directory / "grid.json") if (directory / "grid.json").is_file() else {}
     failed = {str(name): str(why) for name, why in dict(listed.get("failed", {})).items()}
-    there = {path.name: path for path in sorted(directory.iterdir()) if _is_run(path)}
-    # A run whose label was taken out of the axes is still there, but no run of this grid any more.
-    names = dict.fromkeys([*map(str, listed.get("runs", there)), *failed])
+    present = {path.name: path for path in sorted(directory.iterdir()) if _is_run(path)}
+    # A run whose label was removed from the axes is still in the folder, but no longer a run of this grid.
+    names = dict.fromkeys([*map(str, listed.get("runs", present)), *failed])
     if not names:
         raise InputError(f"{directory}: holds no run (a folder with config.yaml); give the directory of a grid")
-    return Grid(directory.name, tuple(_read_all([(name, there.get(name)) for name in names], failed)))
+    return Grid(directory.name, tuple(_read_all([(name, present.get(name)) for name in names], failed)))
 
 
 def read_runs(directories: Sequence[Path]) -> Grid:
@@ -188,32 +188,32 @@ def read_runs(directories: Sequence[Path]) -> Grid:
     for path in directories:
         if not _is_run(Path(path)):
             raise InputError(f"{path}: not a run directory (no config.yaml, no run.json); give one that `run` made")
-    places = [Path(path).resolve() for path in directories]
-    for path, place in zip(directories, places):
-        if places.count(place) > 1:
+    paths = [Path(path).resolve() for path in directories]
+    for path, resolved in zip(directories, paths):
+        if paths.count(resolved) > 1:
             raise InputError(f"{path}: named twice; give each run once")
-    names = ["/".join(place.parts[-depth:]) for place, depth in zip(places, _depths(places))]
+    names = ["/".join(path.parts[-depth:]) for path, depth in zip(paths, _depths(paths))]
     return Grid("comparison", tuple(_read_all(list(zip(names, map(Path, directories))), {})))
 
 
-def _depths(places: Sequence[Path]) -> list[int]:
+def _depths(paths: Sequence[Path]) -> list[int]:
     """How many last parts of each path it takes to tell it from the others."""
     return [
         next(
             depth
-            for depth in range(1, len(place.parts) + 1)
-            if all(place.parts[-depth:] != other.parts[-depth:] for other in places if other != place)
+            for depth in range(1, len(path.parts) + 1)
+            if all(path.parts[-depth:] != other.parts[-depth:] for other in paths if other != path)
         )
-        for place in places
+        for path in paths
     ]
 
 
-def _read_all(places: Iterable[tuple[str, Path | None]], failed: Mapping[str, str]) -> list[GridRun]:
+def _read_all(runs: Iterable[tuple[str, Path | None]], failed: Mapping[str, str]) -> list[GridRun]:
     @cache
     def load(path: Path) -> RoutingStatistics:
         return RoutingStatistics.load(path)
 
-    return [_read(name, path, failed, lambda file: load(file.resolve())) for name, path in places]
+    return [_read(name, path, failed, lambda file: load(file.resolve())) for name, path in runs]
 
 
 def _read(name: str, path: Path | None, failed: Mapping[str, str], load: Any) -> GridRun:

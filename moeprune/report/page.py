@@ -1,167 +1,177 @@
-"""The parts a report is made of, and their two written forms: a self-contained HTML page and Markdown."""
+"""A report as a document: a Markdown template with holes, and that Markdown as a self-contained HTML page.
+
+What a template puts into a hole is data: it is escaped, except for `code`, *marks* and **strong** in it. Tables,
+pictures and code blocks bring their own Markdown.
+"""
 
 import base64
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, ClassVar
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from moeprune.artifacts.files import whole_file, write_text
 from moeprune.report.style import DPI, THEMES, Theme, png
 
 if TYPE_CHECKING:
+    from jinja2 import Template
+    from markdown_it import MarkdownIt
+    from markupsafe import Markup
     from matplotlib.figure import Figure
-
 
 PAGE_DPI = 120  # a figure of the full width fills the page's column
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A table cell; `look` is "best" (the lowest or highest of its column), "bad", "note" or empty."""
-
-    text: str
-    look: str = ""
-
-
-@dataclass(frozen=True)
-class Paragraph:
-    kind: ClassVar[str] = "paragraph"
-    text: str  # `code` and **strong** as in Markdown
-
-
-@dataclass(frozen=True)
-class Bullets:
-    kind: ClassVar[str] = "bullets"
-    items: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """The few figures to see first: (name, value, what it means)."""
-
-    kind: ClassVar[str] = "tiles"
-    items: Sequence[tuple[str, str, str]]
-
-
-@dataclass(frozen=True)
 class Table:
-    """Columns whose name starts with "#" hold numbers and are aligned to the right, without the "#"."""
+    """Columns whose name starts with "#" hold numbers: they are aligned to the right and lose the "#"."""
 
-    kind: ClassVar[str] = "table"
     columns: Sequence[str]
-    rows: Sequence[Sequence[str | Cell]]
-    note: str = ""
+    rows: Sequence[Sequence[str]]
 
     @property
-    def headers(self) -> list[tuple[str, bool]]:
-        return [(column.removeprefix("#"), column.startswith("#")) for column in self.columns]
-
-    @property
-    def cells(self) -> list[list[Cell]]:
-        return [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in self.rows]
+    def markdown(self) -> str:
+        names = [column.removeprefix("#") for column in self.columns]
+        marks = ["---:" if column.startswith("#") else ":---" for column in self.columns]
+        rows = [[re.sub(r"(?<!\\)\|", r"\|", inline(cell)) for cell in row] for row in (names, *self.rows)]
+        return "\n".join(f"| {' | '.join(row)} |" for row in (rows[0], marks, *rows[1:]))
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure: its file stem, how it is drawn, what it shows in words, how to read it. Drawn when first asked for."""
+    """A figure: its file stem, how it is drawn, and what it shows in words. Drawn when first needed."""
 
-    kind: ClassVar[str] = "picture"
     stem: str
     draw: "Callable[[Theme], Figure]"
     alt: str
-    caption: str
+
+    @property
+    def markdown(self) -> str:
+        return f"![{inline(self.alt)}](figures/{self.stem}.png)"
 
     @cached_property
     def images(self) -> dict[str, bytes]:
         """PNG bytes by theme."""
         return {theme.name: png(self.draw, theme) for theme in THEMES}
 
-    @property
-    def pixels_wide(self) -> int:
-        """The width at which the page shows it, so that small figures are not blown up."""
-        return round(int.from_bytes(self.images["light"][16:20], "big") / DPI * PAGE_DPI)
-
-    def data_uri(self, theme: str) -> str:
-        return "data:image/png;base64," + base64.b64encode(self.images[theme]).decode()
+    def html(self, alt: str) -> str:
+        """The images of both themes inside the page, no wider than drawn: a small figure is not blown up."""
+        light, dark = (f"data:image/png;base64,{base64.b64encode(image).decode()}" for image in self.images.values())
+        width = round(int.from_bytes(self.images["light"][16:20], "big") / DPI * PAGE_DPI)
+        return (
+            f'<picture><source media="screen and (prefers-color-scheme: dark)" srcset="{dark}">'
+            f'<img src="{light}" alt="{escape(alt)}" style="max-width: {width}px"></picture>'
+        )
 
 
 @dataclass(frozen=True)
 class Code:
-    kind: ClassVar[str] = "code"
     text: str
     language: str = ""
 
-
-Part = Paragraph | Bullets | Tiles | Table | Picture | Code
-
-
-@dataclass(frozen=True)
-class Section:
-    title: str
-    parts: Sequence[Part] = field(default_factory=tuple)
-
     @property
-    def anchor(self) -> str:
-        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
+    def markdown(self) -> str:
+        """A fenced block; the fence is longer than any in the text."""
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", self.text)), default=0))
+        return f"{fence}{self.language}\n{self.text.rstrip()}\n{fence}"
+
+
+Block = Table | Picture | Code
 
 
 @dataclass(frozen=True)
 class Report:
-    """A verdict in one sentence, then sections."""
+    """A Markdown template of this folder and the values of its holes; pictures are known by their stems."""
 
+    template: str
     title: str
-    subtitle: str
-    verdict: str
-    sections: Sequence[Section]
+    values: Mapping[str, Any]
+    pictures: Mapping[str, Picture]
+
+    @cached_property
+    def markdown(self) -> str:
+        template = _template(self.template, finalize=_filled)
+        return template.render(title=self.title, pictures=self.pictures, **self.values).rstrip() + "\n"
 
     @property
-    def pictures(self) -> list[Picture]:
-        return [part for section in self.sections for part in section.parts if isinstance(part, Picture)]
+    def html(self) -> str:
+        """The Markdown in the page's frame, a section for every heading; HTML in the Markdown is shown, not obeyed."""
+        renderer = _renderer(self.pictures)
+        tokens = renderer.parse(self.markdown)
+        heads = [i for i, token in enumerate(tokens) if token.type == "heading_open" and token.tag == "h2"]
+        parts = [renderer.renderer.render(tokens[a:b], renderer.options, {}) for a, b in pairwise([0, *heads, None])]
+        titles = [re.sub(r"\\(.)", r"\1", tokens[head + 1].content) for head in heads]
+        sections = [(re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-"), title) for title in titles]
+        page = _template("page.html", autoescape=True)
+        return page.render(title=self.title, top=_narrow(parts[0]), sections=[*zip(sections, map(_narrow, parts[1:]))])
+
+    def save(self, directory: Path, *, formats: Collection[str]) -> list[Path]:
+        """The paths of report.html and report.md, as asked for; Markdown brings figures/*.png and removes others."""
+        if "md" in formats:
+            for picture in self.pictures.values():
+                with whole_file(directory / "figures" / f"{picture.stem}.png") as beside:
+                    beside.write_bytes(picture.images["light"])
+            for old in (directory / "figures").glob("*.png"):
+                if old.stem not in self.pictures:
+                    old.unlink()
+        written = []
+        for name, text in {"html": lambda: self.html, "md": lambda: self.markdown}.items():
+            if name in formats:
+                written.append(directory / f"report.{name}")
+                write_text(written[-1], text())
+        return written
 
 
-def render(report: Report, template: str) -> str:
-    """The report through `report.html.jinja` or `report.md.jinja`."""
+def best(text: str) -> str:
+    """A table cell that is the best of its column."""
+    return f"**{text}**"
+
+
+def bad(text: str) -> str:
+    """A table cell to worry about."""
+    return f"*{text}*"
+
+
+def inline(text: str) -> str:
+    """One line of Markdown; characters that would start other markup outside `code` are escaped."""
+    pieces = re.split(r"(`[^`]+`)", " ".join(text.split()))
+    special = r"([\\<>|\[\]_]|&(?=#?\w+;))"
+    return "".join(piece if piece.startswith("`") else re.sub(special, r"\\\1", piece) for piece in pieces)
+
+
+def _filled(value: Any) -> str:
+    return value.markdown if isinstance(value, Block) else inline(str(value))
+
+
+def _template(name: str, **options: Any) -> "Template":
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
-        loader=PackageLoader("moeprune.report"),
-        autoescape=lambda name: bool(name and name.endswith(".html.jinja")),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "inline": _inline_html,
-        "html_cell": _html_cell,
-        "md": _inline_md,
-        "md_cell": _markdown_cell,
-    }
-    return environment.get_template(template).render(report=report, themes=[theme.name for theme in THEMES])
+    folder = PackageLoader("moeprune.report", ".")
+    environment = Environment(loader=folder, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, **options)
+    return environment.get_template(name)
 
 
-def _inline_html(text: str) -> str:
-    """Escaped text with `code` and **strong** as HTML, marked safe for the template."""
+def _renderer(pictures: Mapping[str, Picture]) -> "MarkdownIt":
+    """CommonMark with tables; tables and figures scroll sideways on their own where the screen is narrow."""
+    from markdown_it import MarkdownIt
+
+    def image(self: Any, tokens: Sequence[Any], index: int, *_: Any) -> str:
+        stem = tokens[index].attrs["src"].removeprefix("figures/").removesuffix(".png")
+        return pictures[stem].html(tokens[index].content)
+
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+    markdown.add_render_rule("image", image)
+    markdown.add_render_rule("table_open", lambda *_: '<div class="wide" tabindex="0"><table>')
+    markdown.add_render_rule("table_close", lambda *_: "</table></div>")
+    return markdown
+
+
+def _narrow(html: str) -> "Markup":
+    """The section, safe for the page, with the interval of a cell on a line of its own so that tables stay narrow."""
     from markupsafe import Markup
 
-    html = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text, quote=False))
-    return Markup(re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", html))
-
-
-def _html_cell(cell: Cell) -> str:
-    """The cell's text, with an interval on a line of its own so that tables stay narrow."""
-    from markupsafe import Markup
-
-    return Markup(re.sub(r" (\[[^\[\]]*\])$", r'<span class="interval"> \1</span>', str(_inline_html(cell.text))))
-
-
-def _inline_md(text: str) -> str:
-    """One line of Markdown; characters that would start markup outside `code` are escaped."""
-    pieces = re.split(r"(`[^`]+`)", " ".join(text.split()))
-    return "".join(p if p.startswith("`") else re.sub(r"([<>|\[\]_])", r"\\\1", p) for p in pieces)
-
-
-def _markdown_cell(cell: Cell) -> str:
-    text = _inline_md(cell.text)
-    return f"**{text}**" if cell.look == "best" and text else text
+    return Markup(re.sub(r" (\[[^\[\]<]*\])(</strong>)?</td>", r'<span class="interval"> \1</span>\2</td>', html))

@@ -20,7 +20,8 @@ from moeprune.selection.options import SelectionOptions
 RESAMPLES = 2000
 FEW = 5  # conditions below which a bootstrap over them is likely too narrow to call a lead
 TINY = 1e-12  # below what a KL in float32 means anything; keeps logarithms finite
-RULER = {"name": "hope", "product": "norms", "normalise": "all_tokens"}  # the objective all runs are put under
+COMMON = {"name": "hope", "product": "norms", "normalise": "all_tokens"}  # the objective all runs are put under
+OBJECTIVES = ("HOPE's objective, for every set", "each method's own objective")  # as the figure names them
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ def standings(grid: Grid, *, seed: int = 0) -> Standings | None:
 
     None when no condition holds a KL of two methods or more.
     """
+    from scipy.stats import rankdata
+
     names, blocks, domains = list(grid.methods), grid.blocks(), grid.domains
     if len(names) < 2 or not blocks or not domains:
         return None
@@ -71,35 +74,33 @@ def standings(grid: Grid, *, seed: int = 0) -> Standings | None:
         return None
     draws = _draws(len(blocks), seed)
     worst = kls.max(axis=2)
-    each = np.apply_along_axis(_ranks, 1, kls)  # (conditions, methods, domains)
-    ranks, seen = each.mean(axis=2), [domains.index(domain) for domain in grid.calibrated]
+    each = rankdata(kls, axis=1)  # (conditions, methods, domains); 1 for the lowest, equal values share their mean rank
+    seen = [domains.index(domain) for domain in grid.calibrated]
     if len(seen) == len(domains):
         seen = []
     seen_ranks = _scores(each[:, :, seen].mean(axis=2), draws) if seen else None
     excess = np.log(kls / kls.min(axis=1, keepdims=True)).mean(axis=2)
     excess_worst = np.log(worst / worst.min(axis=1, keepdims=True))
-    columns = [
-        _scores(ranks, draws),
-        _scores(excess, draws, as_ratio=True),
-        _scores(excess_worst, draws, as_ratio=True),
-    ]
+    ranks = _scores(each.mean(axis=2), draws)
+    relative = _scores(excess, draws, as_ratio=True)
+    relative_worst = _scores(excess_worst, draws, as_ratio=True)
     tasks = {task: _task_scores(blocks, names, task, draws) for task in grid.tasks}
     lowest = (kls == kls.min(axis=1, keepdims=True)).sum(axis=(0, 2))
-    found = [
+    methods = [
         Standing(
             method=name,
-            rank=columns[0][i],
+            rank=ranks[i],
             rank_seen=seen_ranks[i] if seen_ranks else None,
             wins=int(lowest[i]),
-            relative=columns[1][i],
-            relative_worst=columns[2][i],
+            relative=relative[i],
+            relative_worst=relative_worst[i],
             accuracies={task: scores[i] if scores else None for task, scores in tasks.items()},
         )
         for i, name in enumerate(names)
     ]
-    found.sort(key=lambda standing: standing.rank.measure.value)
+    methods.sort(key=lambda standing: standing.rank.measure.value)
     left_out = len({grid.condition(run) for run in grid.done}) - len(blocks)
-    return Standings(tuple(found), len(blocks), len(domains), tuple(domains[i] for i in seen), left_out)
+    return Standings(tuple(methods), len(blocks), len(domains), tuple(domains[i] for i in seen), left_out)
 
 
 def _task_scores(
@@ -111,13 +112,6 @@ def _task_scores(
 
 def _mean(runs: Sequence[GridRun], name: str) -> float:
     return float(np.mean([run.metrics.get(name, math.nan) for run in runs]))
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """1 for the lowest; equal values share their mean rank."""
-    from scipy.stats import rankdata
-
-    return np.asarray(rankdata(values))
 
 
 def _draws(conditions: int, seed: int) -> np.ndarray | None:
@@ -186,21 +180,44 @@ class Prediction:
 
     method: str
     ratio: float
-    own: float | None  # its own criterion's cost, as a share of pruning every expert, mean over layers
-    ruler: float | None  # HOPE's cost (norms, all_tokens) of its set, likewise
+    costs: Mapping[
+        str, float | None
+    ]  # objective -> the set's cost as a share of pruning every expert, mean over layers
     damage: float  # KL, mean over the domains that calibration saw, or over all
 
 
 def predictions(grid: Grid) -> list[Prediction]:
-    """Cost against KL, for every run whose statistics are at hand."""
-    found = []
+    """Cost against KL, for every run whose statistics are present."""
+    pairs = []
     for run in grid.done:
         damage = damage_of(run)
         if run.record is None or run.record.plan is None or damage is None or run.ratio is None:
             continue
-        own = cost_share(run, run.record.plan.criterion)
-        found.append(Prediction(grid.names[run.name], run.ratio, own, cost_share(run, RULER), damage))
-    return found
+        costs = (cost_share(run, COMMON), cost_share(run, run.record.plan.criterion))
+        pairs.append(Prediction(grid.names[run.name], run.ratio, dict(zip(OBJECTIVES, costs)), damage))
+    return pairs
+
+
+def correlations(runs: Sequence[Prediction]) -> list[str]:
+    """For each objective, how well its cost ranks the damage: over all runs, and among those of one ratio."""
+    sentences = []
+    for words in OBJECTIVES:
+        known = [(cost, run) for run in runs if (cost := run.costs[words]) is not None]
+        rho = _correlation(known)
+        if rho is None:
+            continue
+        # Across ratios almost anything correlates.
+        groups = [
+            [pair for pair in known if round(pair[1].ratio, 6) == r] for r in {round(p.ratio, 6) for _, p in known}
+        ]
+        within = [value for group in groups if (value := _correlation(group)) is not None]
+        inside = f" (among runs of one ratio {sum(within) / len(within):.2f} on average)" if within else ""
+        sentences.append(f"{words}: Spearman ρ = {rho:.2f} over {len(known)} runs{inside}")
+    return sentences
+
+
+def _correlation(pairs: Sequence[tuple[float, Prediction]]) -> float | None:
+    return spearman([cost for cost, _ in pairs], [run.damage for _, run in pairs])
 
 
 def damage_of(run: GridRun) -> float | None:

@@ -1,152 +1,106 @@
-"""The heart of a run's report: the pruned model against the unpruned one, and the methods side by side.
+"""What a run's report says of the result: the verdict in one sentence, the first numbers, what was asked, the tables.
 
-The top of a run's report: the verdict in one sentence, the first numbers, and what was asked.
+Functions return texts and tables for the holes of run.md.jinja.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from moeprune.artifacts.plan import PrunePlan
-from moeprune.report.page import Bullets, Cell, Paragraph, Part, Section, Table, Tiles
-from moeprune.report.run_record import Method, RunRecord, measure, perplexity, task_names
+from moeprune.report.page import Table, bad, best
+from moeprune.report.run_record import Measure, RunRecord, measure, perplexity, task_names
 from moeprune.report.style import amount, change, data_size, listed, method_name, number, percent, points, rough, share
 
-KL = "KL (nats per token)"
 
-
-def result(record: RunRecord) -> Section:
-    """The pruned model against the unpruned one: domain by domain, the worst first, then as a whole."""
-    parts: list[Part] = []
-    if record.domains:
-        parts.append(_domain_table(record))
-    whole = _whole_table(record)
-    if not record.domains:
-        parts.append(Paragraph(f"No held-out domain was measured: {record.why_unmeasured}."))
-    if whole.rows:
-        parts.append(whole)
-    if "prune" in record.stages and not record.stages["prune"].get("checkpoint"):
-        parts.append(Paragraph("No checkpoint was written (`checkpoint.save: false`); sizes are those it would have."))
-    elif "prune" not in record.stages and not record.sizes:
-        parts.append(Paragraph("No checkpoint was written, so sizes are not known."))
-    if not record.tasks:
-        parts.append(Paragraph("No task was measured; perplexity alone can hide that a model no longer works."))
-    return Section("Result against the unpruned model", parts)
-
-
-def _domain_table(record: RunRecord) -> Table:
-    rows: list[list[str | Cell]] = []
+def domain_table(record: RunRecord) -> Table | None:
+    """The pruned model against the unpruned one on every domain, the worst first."""
+    rows = []
     for domain in record.domains:
         kl, top1 = (measure(record.metrics, f"fidelity/{kind}/{domain}") for kind in ("kl", "top1"))
-        moved = perplexity(record.metrics, domain)
-        seen = domain in record.calibrated
-        row: list[str | Cell] = [domain, "yes" if seen else Cell("no", "bad"), str(kl) if kl else "–"]
-        base = moved.base if moved else None
-        row.append("–" if base is None else number(base))
-        row.append(str(moved) if moved else "–")
-        row.append(change(moved.value, base) if moved and base is not None else "–")
-        rows.append([*row, str(top1) if top1 else "–"])
-    return Table(
-        columns=[
-            "Domain",
-            "In calibration",
-            f"#{KL}",
-            "#Perplexity, unpruned",
-            "#Perplexity, pruned",
-            "#Change",
-            "#Top-1 agreement",
-        ],
-        rows=rows,
-        note="KL is measured from the unpruned model's next-token distribution, "
-        f"{'on trajectories that were partly recorded' if record.recorded else 'on held-out trajectories'}. Brackets "
-        "hold 95 % intervals (bootstrap over trajectories; Wilson for shares). Top-1: positions where both models put "
-        "the same token first.",
-    )
+        pruned = perplexity(record.metrics, domain)
+        base = pruned.base if pruned else None
+        rows.append(
+            [
+                domain,
+                "yes" if domain in record.calibrated else bad("no"),
+                _text(kl),
+                "–" if base is None else number(base),
+                _text(pruned),
+                "–" if pruned is None or base is None else change(pruned.value, base),
+                _text(top1),
+            ]
+        )
+    columns = ["Domain", "In calibration", "#KL (nats per token)", "#Perplexity, unpruned", "#Perplexity, pruned"]
+    return Table([*columns, "#Change", "#Top-1 agreement"], rows) if rows else None
 
 
-def _whole_table(record: RunRecord) -> Table:
-    rows: list[list[str | Cell]] = []
+def model_table(record: RunRecord) -> Table | None:
+    """Sizes, accuracies, loops and every measure that no other table shows, unpruned and pruned."""
+    rows = []
     for name, words, show in (("size/parameters", "Parameters", _whole), ("size/bytes", "Weights on disk", data_size)):
         size = measure(record.sizes, name)
         if size and size.base:
             rows.append([words, show(size.base), show(size.value), change(size.value, size.base)])
-    shares = {f"task/accuracy/{name}": f"{_of_kind(name)} accuracy" for name in task_names(record.metrics)}
+    names = {f"task/accuracy/{name}": f"{_of_kind(name)} accuracy" for name in task_names(record.metrics)}
     loop_names = [name for name in record.metrics if name.startswith("generation/loop_rate") and name.count("/") == 1]
-    shares |= {name: _loop_words(name) for name in loop_names}
-    for name, words in shares.items():
-        found = measure(record.metrics, name)
-        assert found is not None
-        base, moved = ("–", "–") if found.base is None else (share(found.base), points(found.value - found.base))
-        rows.append([words, base, found.as_share, moved])
+    names |= {name: _loop_words(name) for name in loop_names}
+    for name, words in names.items():
+        rate = measure(record.metrics, name)
+        assert rate is not None
+        base, difference = ("–", "–") if rate.base is None else (share(rate.base), points(rate.value - rate.base))
+        rows.append([words, base, rate.as_share, difference])
     for name in _other_names(record.metrics):
         other = measure(record.metrics, name)
         assert other is not None
-        moved = "–" if other.base is None else change(other.value, other.base)
-        rows.append([f"`{name}`", "–" if other.base is None else number(other.base), str(other), moved])
-    return Table(columns=["Whole model", "#Unpruned", "#Pruned", "#Change"], rows=rows)
+        base, difference = ("–", "–") if other.base is None else (number(other.base), change(other.value, other.base))
+        rows.append([f"`{name}`", base, str(other), difference])
+    return Table(["Whole model", "#Unpruned", "#Pruned", "#Change"], rows) if rows else None
 
 
-def methods(record: RunRecord) -> Section:
+def method_table(record: RunRecord) -> Table | None:
     """The run's method beside its baselines, all from the same recording and measured on the same tokens."""
-    title = "Methods side by side"
-    measured = [method for method in record.methods if method.metrics]
-    if len(measured) < 2:
-        why = "No baseline was measured beside this method; name some under `evaluation.baselines` to compare."
-        if len(record.methods) > 1:
-            why = f"{len(record.methods) - 1} baselines were selected but not measured: {record.why_unmeasured}."
-        return Section(title, [Paragraph(why)])
+    if sum(bool(method.metrics) for method in record.methods) < 2:
+        return None
     columns = {f"#KL, {domain}": _column(record, f"fidelity/kl/{domain}") for domain in record.domains}
     columns |= {f"#{name} accuracy": _column(record, f"task/accuracy/{name}") for name in record.tasks}
     if any(method.measure("generation/loop_rate") for method in record.methods):
         columns["#Loop rate"] = _column(record, "generation/loop_rate")
-    own = record.methods[0]
-    rows: list[list[str | Cell]] = [
-        [f"**{method.name}**" if method is own else method.name, *(c[i] for c in columns.values()), _same(method, own)]
-        for i, method in enumerate(record.methods)
-    ]
-    table = Table(
-        columns=["Method", *columns, "#Same experts kept"],
-        rows=rows,
-        note="Best value of each column shaded; ≈ marks those whose interval overlaps the best one's. KL in nats per "
-        "token. Same experts kept: Jaccard index with this run's sets, mean over layers.",
-    )
-    return Section(title, [Paragraph(_reading(record)), table])
+    own, *others = record.methods
+    columns["#Same experts kept"] = ["–", *(f"{jaccard(method.plan, own.plan):.2f}" for method in others)]
+    names = [f"**{own.name}**", *(method.name for method in others)]
+    return Table(["Method", *columns], list(zip(names, *columns.values())))
 
 
-def _column(record: RunRecord, name: str) -> list[Cell]:
+def _column(record: RunRecord, name: str) -> list[str]:
     """A metric of every method, the best one marked and those that cannot be told from it."""
     values = [method.measure(name) for method in record.methods]
     known = [value for value in values if value]
     accuracy = name.startswith("task/")
-    best = (max if accuracy else min)(known, key=lambda value: value.value, default=None)
+    top = (max if accuracy else min)(known, key=lambda value: value.value, default=None)
     cells = []
     for value in values:
-        if value is None or best is None:
-            cells.append(Cell("–", "note"))
+        if value is None or top is None:
+            cells.append("–")
             continue
         text = str(value) if name.startswith("fidelity/") else value.as_share
-        is_best = value.value == best.value
-        cells.append(Cell(text if is_best or not value.overlaps(best) else f"≈ {text}", "best" if is_best else ""))
+        cells.append(best(text) if value.value == top.value else f"≈ {text}" if value.overlaps(top) else text)
     return cells
 
 
-def _reading(record: RunRecord) -> str:
-    """Who is best where, and where the intervals do not tell."""
+def ranking(record: RunRecord) -> str:
+    """Who has the lowest KL on which domain, and where the intervals do not tell."""
     sentences: dict[str, list[str]] = {}
     for domain in record.domains:
         known = {m.name: v for m in record.methods if (v := m.measure(f"fidelity/kl/{domain}"))}
         if len(known) < 2:
             continue
-        best = min(known, key=lambda name: known[name].value)
-        rivals = [name for name, value in known.items() if name != best and value.overlaps(known[best])]
-        words = f"{best} has the lowest KL" + (f", not clearly below {listed(rivals)}," if rivals else "")
+        lowest = min(known, key=lambda name: known[name].value)
+        rivals = [name for name, value in known.items() if name != lowest and value.overlaps(known[lowest])]
+        words = f"{lowest} has the lowest KL" + (f", not clearly below {listed(rivals)}," if rivals else "")
         sentences.setdefault(words, []).append(domain)
     if not sentences:
         return "No domain was measured for more than one method."
     return "; ".join(f"{words} on {listed(domains)}" for words, domains in sentences.items()) + "."
-
-
-def _same(method: Method, own: Method) -> str:
-    return "–" if method is own else f"{jaccard(method.plan, own.plan):.2f}"
 
 
 def jaccard(a: PrunePlan, b: PrunePlan) -> float:
@@ -176,6 +130,10 @@ def _loop_words(name: str) -> str:
     return "Answers that loop" + (f", {domain}" if domain else "")
 
 
+def _text(value: Measure | None) -> str:
+    return "–" if value is None else str(value)
+
+
 def _whole(value: float) -> str:
     return f"{int(value):,}"
 
@@ -201,9 +159,9 @@ def _removed(plan: PrunePlan) -> str:
     pairs = {(len(layer.pruned), layer.num_experts) for layer in plan.layers}
     count = len(plan.layers)
     if len(pairs) == 1:
-        gone, experts = pairs.pop()
+        pruned, experts = pairs.pop()
         where = f"each of the {count} MoE layers" if count > 1 else "the one MoE layer"
-        return f"{gone} of {experts} experts in {where}"
+        return f"{pruned} of {experts} experts in {where}"
     counts = [len(layer.pruned) for layer in plan.layers]
     total = sum(layer.num_experts for layer in plan.layers)
     return f"{sum(counts)} of {total} experts, {min(counts)} to {max(counts)} in each of the {count} MoE layers"
@@ -221,10 +179,10 @@ def _domain_costs(record: RunRecord) -> list[str]:
 
 def _harm(record: RunRecord, domain: str) -> str:
     """`perplexity 34.4 to 164, KL 1.4 nats per token`, with what is known."""
-    kl, moved = measure(record.metrics, f"fidelity/kl/{domain}"), perplexity(record.metrics, domain)
+    kl, pruned = measure(record.metrics, f"fidelity/kl/{domain}"), perplexity(record.metrics, domain)
     known = []
-    if moved and moved.base is not None:
-        known.append(f"perplexity {number(moved.base)} to {number(moved.value)}")
+    if pruned and pruned.base is not None:
+        known.append(f"perplexity {number(pruned.base)} to {number(pruned.value)}")
     if kl:
         known.append(f"KL {rough(kl.value)} nats per token")
     return ", ".join(known)
@@ -249,36 +207,34 @@ def _task_costs(record: RunRecord) -> list[str]:
     return costs
 
 
-def overview(record: RunRecord) -> Section:
-    """The few numbers a reader looks for first."""
-    tiles: list[tuple[str, str, str]] = []
+def first_numbers(record: RunRecord) -> list[str]:
+    """The few numbers a reader looks for first: `name: **value** (meaning)`."""
+    facts = []
     if record.plan:
         kept = sum(len(layer.kept) for layer in record.plan.layers)
         total = sum(layer.num_experts for layer in record.plan.layers)
-        tiles.append(
-            ("experts kept", percent(kept / total), f"{kept:,} of {total:,} in {len(record.plan.layers)} layers")
-        )
+        share_kept, layers = percent(kept / total), len(record.plan.layers)
+        facts.append(f"experts kept: **{share_kept}** ({kept:,} of {total:,} in {layers} layers)")
     size, weight = measure(record.sizes, "size/parameters"), measure(record.sizes, "size/bytes")
     if size and size.base:
         meaning = f"{amount(size.base)} to {amount(size.value)}"
         if weight and weight.base:
             meaning += f"; {data_size(weight.base)} to {data_size(weight.value)}"
-        tiles.append(("parameters", change(size.value, size.base), meaning))
-    if record.domains:
-        worst = record.domains[0]
-        kl = measure(record.metrics, f"fidelity/kl/{worst}")
-        if kl:
-            tiles.append((f"KL, worst domain ({worst})", number(kl.value), f"{_ends(str(kl))}nats per token"))
+        facts.append(f"parameters: **{change(size.value, size.base)}** ({meaning})")
+    kl = measure(record.metrics, f"fidelity/kl/{record.domains[0]}") if record.domains else None
+    if kl:
+        facts.append(f"KL, worst domain ({record.domains[0]}): **{number(kl.value)}** ({_ends(str(kl))}nats per token)")
     for name in record.tasks[:2]:
         accuracy = measure(record.metrics, f"task/accuracy/{name}")
         assert accuracy is not None
         base = "" if accuracy.base is None else f"unpruned {share(accuracy.base)}"
-        tiles.append((f"{name} accuracy", share(accuracy.value), f"{_ends(accuracy.as_share)}{base}"))
+        meaning = _ends(accuracy.as_share) + base
+        facts.append(f"{name} accuracy: **{share(accuracy.value)}**" + (f" ({meaning})" if meaning else ""))
     loops = measure(record.metrics, "generation/loop_rate")
     if loops:
-        base = "" if loops.base is None else f"unpruned {percent(loops.base)}"
-        tiles.append(("answers that loop", percent(loops.value), base))
-    return Section("", [Tiles(tiles)] if tiles else [])
+        base = "" if loops.base is None else f" (unpruned {percent(loops.base)})"
+        facts.append(f"answers that loop: **{percent(loops.value)}**{base}")
+    return facts
 
 
 def _ends(interval: str) -> str:
@@ -287,7 +243,7 @@ def _ends(interval: str) -> str:
     return f"[{ends}, " if bracket else ""
 
 
-def asked(record: RunRecord) -> Section:
+def request(record: RunRecord) -> list[str]:
     """What the config asked for, in words."""
     items = []
     model = record.section("model", "path")
@@ -296,8 +252,8 @@ def asked(record: RunRecord) -> Section:
         items.append(f"**Model** `{model}`" + (f", family {kind}" if kind else ""))
     domains = record.section("calibration", "domains") or []
     if domains:
-        read = [f"{d.get('name')} (`{d.get('path')}`{_limit(d)})" for d in domains]
-        items.append(f"**Calibration** on {listed(read)}")
+        sources = [f"{d.get('name')} (`{d.get('path')}`{_limit(d)})" for d in domains]
+        items.append(f"**Calibration** on {listed(sources)}")
     if record.plan:
         items.append(f"**Criterion** {method_name(record.plan.criterion, variant=True)}")
         items.append(f"**Budget** {_budget(record.plan.budget)}; **solver** {_options(record.plan.solver)}")
@@ -313,7 +269,7 @@ def asked(record: RunRecord) -> Section:
         words = f"{'' if record.recorded else 'held-out '}{listed(judged)}" if judged else "no domain"
         words += f" (trajectories of {listed(list(record.recorded))} were recorded too)" if record.recorded else ""
         items.append(f"**Judged** on {words}" + (f", and on the task {listed(tasks)}" if tasks else ""))
-    return Section("What was asked", [Bullets(items) if items else Paragraph("The run has no readable config.")])
+    return items
 
 
 def _limit(domain: Mapping[str, Any]) -> str:
@@ -324,14 +280,14 @@ def _limit(domain: Mapping[str, Any]) -> str:
 
 def _budget(budget: Mapping[str, Any]) -> str:
     prune = budget.get("prune")
-    wanted = f"remove {percent(prune)} of the experts" if isinstance(prune, float) else f"remove {prune} experts"
+    target = f"remove {percent(prune)} of the experts" if isinstance(prune, float) else f"remove {prune} experts"
     scope = "over all layers together" if budget.get("scope") == "global" else "in every layer"
     extra = f", kept counts in multiples of {budget['multiple_of']}" if budget.get("multiple_of", 1) != 1 else ""
-    return f"{wanted} {scope}{extra}" + (", some experts must stay" if budget.get("must_keep") else "")
+    return f"{target} {scope}{extra}" + (", some experts must stay" if budget.get("must_keep") else "")
 
 
 def _options(options: Mapping[str, Any]) -> str:
     empty: tuple[Any, ...] = (None, {}, [])
-    said = {k: v for k, v in options.items() if k != "name" and v not in empty and v is not False}
-    rest = ", ".join(key if value is True else f"{key} {value}" for key, value in said.items())
+    given = {k: v for k, v in options.items() if k != "name" and v not in empty and v is not False}
+    rest = ", ".join(key if value is True else f"{key} {value}" for key, value in given.items())
     return f"{options.get('name', '')}" + (f" ({rest})" if rest else "")

@@ -10,6 +10,7 @@ from PIL import Image
 from moeprune.artifacts.plan import LayerPlan
 from moeprune.report import draw_run
 from moeprune.report.draw_run import cluster_order, interaction_figure
+from moeprune.report.run_record import Measure
 from moeprune.report.style import DARK, LIGHT, method_name, method_names, method_style, png
 from tests.report.example_run import statistics
 
@@ -120,8 +121,8 @@ def test_frequency_figure_holds_every_expert_once(layers: int) -> None:
 
 
 def test_kl_bars_have_the_length_of_the_values_and_whiskers_of_the_interval() -> None:
-    bars = {"prose": {"HOPE": draw_run.Bar(1.4, 1.3, 1.6, "x")}, "agent": {"HOPE": draw_run.Bar(0.1, None, None, "y")}}
-    bars["prose"]["REAP"] = draw_run.Bar(1.2, 1.1, 1.3, "z")
+    bars = {"prose": {"HOPE": Measure(1.4, 1.3, 1.6)}, "agent": {"HOPE": Measure(0.1)}}
+    bars["prose"]["REAP"] = Measure(1.2, 1.1, 1.3)
     styles = {name: method_style({"name": name.lower()}) for name in ("HOPE", "REAP")}
     drawn = draw_run.kl_bars(bars, styles, LIGHT, notes={"prose": "not in calibration"})
     prose, agent = drawn.axes
@@ -135,13 +136,13 @@ def test_kl_bars_have_the_length_of_the_values_and_whiskers_of_the_interval() ->
 
 def test_a_bar_far_beyond_the_others_is_broken_off() -> None:
     values = {"HOPE": 0.02, "REAP": 0.07, "random": 3.3}
-    bars = {"agent": {name: draw_run.Bar(value, value, value, f"{value}") for name, value in values.items()}}
+    bars = {"agent": {name: Measure(value) for name, value in values.items()}}
     styles = {name: method_style({"name": name.lower()}) for name in values}
     axes = draw_run.kl_bars(bars, styles, LIGHT, notes={}).axes[0]
     assert axes.get_xlim()[1] < 0.3
     texts = {text.get_text().strip(): text.get_position()[0] for text in axes.texts}
     assert texts["//"] == pytest.approx(0.14)
-    assert texts["3.3"] < axes.get_xlim()[1]
+    assert texts["3.30"] < axes.get_xlim()[1]
 
 
 def test_every_method_looks_different() -> None:

@@ -15,8 +15,7 @@ from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json, write_json
 from moeprune.report.grid_record import Grid, read_grid, read_runs, short_keys
 from moeprune.report.grid_report import grid_report, write_comparison, write_grid_report
-from moeprune.report.page import render
-from moeprune.report.ranks import RULER, agreement, cost_share, spearman, standings
+from moeprune.report.ranks import COMMON, agreement, cost_share, spearman, standings
 from tests.report.example_grid import HARM, hope_share, make_grid
 from tests.report.test_run_report import Tags, section
 
@@ -40,7 +39,7 @@ def broken(broken_original: Path, tmp_path: Path) -> Path:
 
 
 def markdown(grid: Grid) -> str:
-    return render(grid_report(grid), "report.md.jinja").replace("\\", "")
+    return grid_report(grid).markdown.replace("\\", "")
 
 
 def test_states_of_runs(broken: Path) -> None:
@@ -49,9 +48,9 @@ def test_states_of_runs(broken: Path) -> None:
     states = {run.name: run.status for run in grid.runs if run.status != "done"}
     assert states == {"frequency-p12-s1": "failed", "frequency-p25-s1": "unfinished", "frequency-p50-s1": "missing"}
     text = markdown(grid)
-    assert "| `frequency-p12-s1` | failed | RuntimeError: out of memory in layer 3 |" in text
-    assert "| `frequency-p25-s1` | unfinished | the run stopped after `select` |" in text
-    assert "| `frequency-p50-s1` | missing | never started |" in text
+    assert "| `frequency-p12-s1` | *failed* | RuntimeError: out of memory in layer 3 |" in text
+    assert "| `frequency-p25-s1` | *unfinished* | the run stopped after `select` |" in text
+    assert "| `frequency-p50-s1` | *missing* | never started |" in text
     assert "1 failed, 1 unfinished and 1 missing of 30 runs" in text.split("## ")[0]
     assert text.count("`frequency-p50-s1`") == 2  # among the missing and in the table of runs, nowhere else
 
@@ -200,7 +199,7 @@ def test_cost_shares_are_what_the_sums_say(whole: Path) -> None:
         assert run.record is not None
         assert run.record.statistics is not None
         assert run.record.plan is not None
-        assert cost_share(run, RULER) == pytest.approx(hope_share(run.record.statistics, run.record.plan))
+        assert cost_share(run, COMMON) == pytest.approx(hope_share(run.record.statistics, run.record.plan))
         naive = []
         for name, sums in run.record.statistics.mix().items():
             pruned = [e for e in range(len(sums.count)) if e not in run.record.plan.kept[name]]

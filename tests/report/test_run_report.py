@@ -13,7 +13,6 @@ import pytest
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json, write_json
 from moeprune.artifacts.plan import PrunePlan
-from moeprune.report.page import render
 from moeprune.report.results import jaccard
 from moeprune.report.run_record import read_run
 from moeprune.report.run_report import run_report, write_report
@@ -34,7 +33,7 @@ def run(original: Path, tmp_path: Path) -> Path:
 
 def markdown(run: Path) -> str:
     """The report's words; the figures are not drawn."""
-    return render(run_report(read_run(run)), "report.md.jinja")
+    return run_report(read_run(run)).markdown
 
 
 def section(text: str, title: str) -> str:
@@ -105,7 +104,7 @@ def test_results_stand_in_order_with_their_intervals(run: Path) -> None:
     rows = [line.split(" | ") for line in result.splitlines() if line.startswith("| ")]
     assert [row[0].removeprefix("| ") for row in rows[2:5]] == ["prose", "python", "agent"]
     assert rows[2][2].replace("\\", "") == "1.42 [1.32, 1.52]"
-    assert [row[1] for row in rows[2:5]] == ["no", "yes", "yes"]
+    assert [row[1] for row in rows[2:5]] == ["*no*", "yes", "yes"]
     assert "| Parameters | 3,884,416 | 2,311,552 | −40 % |" in result
     assert "| Weights on disk | 7.78 MB | 4.63 MB | −40 % |" in result
     assert "| agent accuracy | 1.00 | 0.85 [0.77, 0.94] | −0.15 |" in result.replace("\\", "")
