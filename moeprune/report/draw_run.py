@@ -1,7 +1,4 @@
-"""Figures of one run. Each function takes plain data and a theme and returns a matplotlib figure.
-
-The interaction matrix of every layer as heat maps, experts that work together standing together.
-"""
+"""Figures of one run. Each function takes plain data and a theme and returns a matplotlib figure."""
 
 import math
 import re
@@ -70,8 +67,7 @@ def kept_map(plans: Sequence[LayerPlan], dead: Mapping[str, Sequence[int]], them
     right.spines[:].set_visible(False)
     handles: list[Any] = [Patch(color=theme.kept, label="kept"), Patch(color=theme.pruned, label="pruned")]
     if marks:
-        mark = Line2D([], [], marker="x", color=theme.ink, linestyle="", label="never routed in calibration")
-        handles.append(mark)
+        handles.append(Line2D([], [], marker="x", color=theme.ink, ls="", label="never routed in calibration"))
     figure.legend(handles=handles, loc="outside upper right", ncols=3)
     return figure
 
@@ -90,20 +86,15 @@ def frequency_figure(statistics: Mapping[str, LayerStatistics], plans: Sequence[
     height = 3.6 if pooled else rows * (WIDTH / columns * (0.55 if columns == 1 else 1.05)) + 0.55
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
-    for index, axes in enumerate(grid.flat):
-        if index >= len(panels):
-            axes.set_visible(False)
-            continue
-        _frequency_panel(axes, panels[index], statistics, theme, relative=pooled)
+    for axes, panel in zip(grid.flat, panels):
+        _frequency_panel(axes, panel, statistics, theme, relative=pooled)
         if not pooled:
-            axes.set_title(short_name(panels[index][0].name), loc="left")
-    first = grid[0, 0]
-    figure.supxlabel(
-        "tokens routed to the expert, relative to even routing" if pooled else "tokens routed to the expert (%)",
-        fontsize=9,
-    )
+            axes.set_title(short_name(panel[0].name), loc="left")
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    figure.supxlabel(f"tokens routed to the expert{', relative to even routing' if pooled else ' (%)'}", fontsize=9)
     figure.supylabel("saliency / layer mean" if pooled else "mean gated output norm", fontsize=9)
-    figure.legend(handles=first.get_legend_handles_labels()[0], loc="outside upper right", ncols=3)
+    figure.legend(handles=grid[0, 0].get_legend_handles_labels()[0], loc="outside upper right", ncols=3)
     return figure
 
 
@@ -140,8 +131,8 @@ def _frequency_panel(
         axes.axvline(even, color=theme.ink, linewidth=0.8, linestyle=(0, (2, 3)), label="even routing", zorder=1)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(few_ticks())
-    axes.yaxis.set_major_locator(few_ticks())
+    axes.xaxis.set_major_locator(_few_ticks())
+    axes.yaxis.set_major_locator(_few_ticks())
     axes.grid(True)
 
 
@@ -176,24 +167,26 @@ def kl_bars(
 
 
 def _bar_panel(axes: "Axes", bars: Sequence[Measure | None], styles: Sequence[MethodStyle], theme: Theme) -> None:
+    from matplotlib.patches import Rectangle
+
     reach = _reach([bar.value if bar.high is None else bar.high for bar in bars if bar])
-    for place, (bar, style) in enumerate(zip(bars, styles)):
+    for row, (bar, style) in enumerate(zip(bars, styles)):
         if bar is None:
-            axes.text(0, place, " not measured", va="center", fontsize=8, style="italic")
+            axes.text(0, row, " not measured", va="center", fontsize=8, style="italic")
             continue
-        axes.barh(place, bar.value, height=0.62, color=style.color, hatch=style.hatch)
+        axes.barh(row, bar.value, height=0.62, color=style.color, hatch=style.hatch)
         end = bar.value
         if bar.low is not None and bar.high is not None:
             error = [[max(0.0, bar.value - bar.low)], [max(0.0, bar.high - bar.value)]]
-            axes.errorbar(bar.value, place, xerr=error, color=theme.ink, capsize=2.5, linewidth=1.1)
+            axes.errorbar(bar.value, row, xerr=error, color=theme.ink, capsize=2.5, linewidth=1.1)
             end = max(bar.high, bar.value)
         if end > reach:
             end = reach
-            axes.add_patch(_rectangle((reach, place - 0.5), reach, 1, facecolor=theme.paper, zorder=4))
-            axes.text(reach, place, "//", color=theme.paper, ha="right", va="center", weight="bold", zorder=5)
-        axes.text(end + 0.02 * reach, place, f" {bar}", va="center", fontsize=8, zorder=5)
+            axes.add_patch(Rectangle((reach, row - 0.5), reach, 1, facecolor=theme.paper, zorder=4))
+            axes.text(reach, row, "//", color=theme.paper, ha="right", va="center", weight="bold", zorder=5)
+        axes.text(end + 0.02 * reach, row, f" {bar}", va="center", fontsize=8, zorder=5)
     axes.set_xlim(0, 1.75 * reach)  # room for the numbers
-    axes.xaxis.set_major_locator(few_ticks())
+    axes.xaxis.set_major_locator(_few_ticks())
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
 
@@ -205,13 +198,7 @@ def _reach(ends: Sequence[float]) -> float:
     return 2 * second if 0 < 5 * second < longest else longest
 
 
-def _rectangle(corner: tuple[float, float], width: float, height: float, **style: Any) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle(corner, width, height, **style)
-
-
-def few_ticks() -> Any:
+def _few_ticks() -> Any:
     from matplotlib.ticker import MaxNLocator
 
     return MaxNLocator(4)
@@ -272,13 +259,11 @@ def interaction_figure(
     # Entries span decades below the diagonal: the square root keeps pairs visible, a linear scale shows a black field.
     norm: Any = SymLogNorm(0.1, vmin=-1, vmax=1) if signed else PowerNorm(0.5, vmin=0, vmax=1)
     colors = mpl.colormaps["PuOr" if signed else "viridis"]
-    for index, axes in enumerate(grid.flat):
-        if index >= len(plans):
-            axes.set_visible(False)
-            continue
-        name = plans[index].name
-        _heat_map(axes, matrices[name], orders[name], plans[index], theme, norm, colors)
-        axes.set_title(short_name(name), loc="left", pad=4)
+    for axes, plan in zip(grid.flat, plans):
+        _heat_map(axes, matrices[plan.name], orders[plan.name], plan, theme, norm, colors)
+        axes.set_title(short_name(plan.name), loc="left", pad=4)
+    for axes in grid.flat[len(plans) :]:
+        axes.set_visible(False)
     scalar = mpl.cm.ScalarMappable(norm=norm, cmap=colors)
     ticks = [-1, -0.3, -0.1, 0, 0.1, 0.3, 1] if signed else [0, 0.01, 0.1, 0.25, 0.5, 1]
     everywhere = grid.ravel().tolist()

@@ -58,13 +58,14 @@ class Picture:
         """PNG bytes by theme."""
         return {theme.name: png(self.draw, theme) for theme in THEMES}
 
-    def html(self, alt: str) -> str:
+    @property
+    def html(self) -> str:
         """The images of both themes inside the page, no wider than drawn: a small figure is not blown up."""
         light, dark = (f"data:image/png;base64,{base64.b64encode(image).decode()}" for image in self.images.values())
         width = round(int.from_bytes(self.images["light"][16:20], "big") / DPI * PAGE_DPI)
         return (
             f'<picture><source media="screen and (prefers-color-scheme: dark)" srcset="{dark}">'
-            f'<img src="{light}" alt="{escape(alt)}" style="max-width: {width}px"></picture>'
+            f'<img src="{light}" alt="{escape(self.alt)}" style="max-width: {width}px"></picture>'
         )
 
 
@@ -161,7 +162,7 @@ def _renderer(pictures: Mapping[str, Picture]) -> "MarkdownIt":
 
     def image(self: Any, tokens: Sequence[Any], index: int, *_: Any) -> str:
         stem = tokens[index].attrs["src"].removeprefix("figures/").removesuffix(".png")
-        return pictures[stem].html(tokens[index].content)
+        return pictures[stem].html
 
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     markdown.add_render_rule("image", image)

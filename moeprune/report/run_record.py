@@ -80,8 +80,8 @@ class RunRecord:
     @property
     def recorded(self) -> Mapping[str, int]:
         """Evaluated domain -> how many of its trajectories were calibration's: those are not held out."""
-        found: Mapping[str, int] = self.stages.get("evaluate", {}).get("recorded") or {}
-        return found
+        counts: Mapping[str, int] = self.stages.get("evaluate", {}).get("recorded") or {}
+        return counts
 
     def section(self, *keys: str) -> Any:
         """The config value under these keys, or None."""
@@ -128,11 +128,11 @@ class RunRecord:
     def sizes(self) -> dict[str, float]:
         """Size metrics; those of the stage that made the checkpoint when the run was not evaluated."""
         entry = self.stages.get("dense") or self.stages.get("prune", {})
-        found: dict[str, float] = {}
+        sizes: dict[str, float] = {}
         for name in ("parameters", "bytes"):
             if entry.get(name) is not None and entry.get(f"{name}_base"):
-                found |= {f"size/{name}": float(entry[name]), f"size/{name}/base": float(entry[f"{name}_base"])}
-        return found | {name: value for name, value in self.metrics.items() if name.startswith("size/")}
+                sizes |= {f"size/{name}": float(entry[name]), f"size/{name}/base": float(entry[f"{name}_base"])}
+        return sizes | {name: value for name, value in self.metrics.items() if name.startswith("size/")}
 
     @property
     def why_unmeasured(self) -> str:
@@ -154,8 +154,8 @@ class RunRecord:
     @cached_property
     def dead(self) -> dict[str, list[int]]:
         """Layer name -> experts that no calibration token was routed to."""
-        found = {name: [i for i, n in enumerate(sums.count) if not n > 0] for name, sums in self.mixed.items()}
-        return {name: experts for name, experts in found.items() if experts}
+        unrouted = {name: [i for i, n in enumerate(sums.count) if not n > 0] for name, sums in self.mixed.items()}
+        return {name: experts for name, experts in unrouted.items() if experts}
 
 
 def evaluated_domains(metrics: Mapping[str, float]) -> list[str]:
@@ -171,8 +171,8 @@ def evaluated_domains(metrics: Mapping[str, float]) -> list[str]:
 
 def task_names(metrics: Mapping[str, float]) -> list[str]:
     """Names under `task/accuracy/`, with their parts (`agent`, `agent.lookup`)."""
-    found = [name for name in metrics if name.startswith("task/accuracy/") and name.count("/") == 2]
-    return sorted(name.removeprefix("task/accuracy/") for name in found)
+    names = [name for name in metrics if name.startswith("task/accuracy/") and name.count("/") == 2]
+    return sorted(name.removeprefix("task/accuracy/") for name in names)
 
 
 def measure(metrics: Mapping[str, float], name: str) -> Measure | None:
@@ -185,10 +185,10 @@ def measure(metrics: Mapping[str, float], name: str) -> Measure | None:
 
 def perplexity(metrics: Mapping[str, float], domain: str) -> Measure | None:
     """The measured perplexity, or that of the measured NLL."""
-    found = measure(metrics, f"fidelity/perplexity/{domain}")
+    measured = measure(metrics, f"fidelity/perplexity/{domain}")
     nll = measure(metrics, f"fidelity/nll/{domain}")
-    if found or nll is None:
-        return found
+    if measured or nll is None:
+        return measured
     ends = [None if end is None else math.exp(end) for end in (nll.low, nll.high, nll.base)]
     return Measure(math.exp(nll.value), *ends)
 
@@ -208,8 +208,8 @@ def read_run(
     run = reader.take("run.json", read_json) or {}
     statistics_path = run.get("stages", {}).get("record", {}).get("statistics")
     selected = run.get("stages", {}).get("select", {})
-    there = sorted(path.parent.name for path in directory.glob("baselines/*/plan.json"))
-    paths = {label: f"baselines/{label}/plan.json" for label in selected.get("baselines", there)}
+    written = sorted(path.parent.name for path in directory.glob("baselines/*/plan.json"))
+    paths = {label: f"baselines/{label}/plan.json" for label in selected.get("baselines", written)}
     baselines = {label: reader.left_by(run, "select", path, PrunePlan.load) for label, path in paths.items()}
     return RunRecord(
         directory=directory,

@@ -5,7 +5,7 @@ import pytest
 
 from moeprune.report import draw_grid as figures
 from moeprune.report.run_record import Measure
-from moeprune.report.style import DARK, LIGHT, method_style, png, styled
+from moeprune.report.style import DARK, LIGHT, method_style
 
 STYLES = {"HOPE": method_style({"name": "hope"}), "REAP": method_style({"name": "reap"})}
 
@@ -68,27 +68,3 @@ def test_scatter_has_a_mark_per_point_and_a_star_for_the_base() -> None:
     }
     assert marks == {(4.6, 0.85), (4.6, 0.8), (7.8, 1.0)}
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["HOPE", "REAP", "unpruned"]
-
-
-def test_figures_are_drawn_in_both_themes() -> None:
-    rows = {"a": {"prose": 2.0}}
-    images = [png(lambda theme: figures.heat_map(rows, ["prose"], theme), theme) for theme in (LIGHT, DARK)]
-    assert images[0] != images[1]
-
-
-def test_no_legend_is_wider_than_its_figure() -> None:
-    names = ["a" * length for length in (24, 25, 26, 40, 4, 3, 9, 6)]
-    styles = {f"{name}{i}": STYLES["HOPE"] for i, name in enumerate(names)}
-    panels = {"x": {(name, ""): {0.25: Measure(1.0), 0.5: Measure(2.0)} for name in styles}}
-    points = {"y": [figures.Point(name, 1.0, Measure(1.0)) for name in styles]}
-    look = {"xlabel": "", "ylabels": {"y": ""}, "logarithmic_y": {"y": False}}
-    with styled(LIGHT):
-        drawn = [
-            figures.curves(panels, styles, LIGHT, logarithmic={"x": False}),
-            figures.scatter(points, styles, LIGHT, base={"y": figures.Point("", 2.0, Measure(1.0))}, **look),
-        ]
-        for figure in drawn:
-            figure.draw_without_rendering()
-            box = figure.legends[0].get_window_extent()
-            assert box.x0 >= 0
-            assert box.x1 <= figure.bbox.width

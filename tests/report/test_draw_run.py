@@ -60,11 +60,6 @@ def test_cluster_order_puts_blocks_together_and_the_dead_last(seed: int) -> None
     assert np.count_nonzero(np.diff(seen[:20])) == 4  # five runs: every block in one piece
 
 
-def test_cluster_order_of_small_and_empty_layers() -> None:
-    assert list(cluster_order(np.zeros((3, 3)))) == [0, 1, 2]
-    assert sorted(cluster_order(np.diag([1.0, 0.0, 2.0]))) == [0, 1, 2]
-
-
 def test_interaction_figure_shows_the_ordered_matrix_and_marks_the_pruned() -> None:
     matrix, _ = block_matrix()
     order = cluster_order(matrix)
@@ -77,16 +72,6 @@ def test_interaction_figure_shows_the_ordered_matrix_and_marks_the_pruned() -> N
     colors = axes.collections[0].get_facecolor()
     pruned = np.isclose(colors, colors[int(np.flatnonzero(order % 2 == 1)[0])]).all(axis=1)
     np.testing.assert_array_equal(pruned, np.tile(order % 2 == 1, 2))
-
-
-def test_signed_interactions_get_a_diverging_scale() -> None:
-    matrix, _ = block_matrix()
-    signs = matrix * np.where(np.add.outer(range(22), range(22)) % 3 == 0, -1.0, 1.0)
-    layer = plan("a", 22, [0, 1])
-    order = cluster_order(matrix)
-    drawn = interaction_figure({"a": signs}, {"a": order}, [layer], LIGHT, unit="u")
-    norm = drawn.axes[0].images[0].norm
-    assert (norm.vmin, norm.vmax) == (-1, 1)
 
 
 def test_kept_map_has_a_cell_for_every_expert_of_every_layer() -> None:
@@ -178,12 +163,3 @@ def test_png_is_the_same_every_time_and_in_the_theme() -> None:
     assert light[0] == light[1]
     corners = [Image.open(BytesIO(data)).convert("RGB").getpixel((0, 0)) for data in (light[0], dark)]
     assert corners == [(255, 255, 255), (25, 28, 33)]
-
-
-def test_the_users_matplotlib_settings_do_not_matter() -> None:
-    import matplotlib
-
-    plans = [plan("a", 4, [0, 1])]
-    plain = png(lambda theme: draw_run.kept_map(plans, {}, theme), LIGHT)
-    with matplotlib.rc_context({"figure.facecolor": "red", "font.size": 30, "axes.grid": True}):
-        assert png(lambda theme: draw_run.kept_map(plans, {}, theme), LIGHT) == plain

@@ -270,7 +270,7 @@ def test_names_and_messages_cannot_break_the_page(run: Path) -> None:
 
     def edit(record: dict) -> None:
         record["name"] = nasty
-        record["warnings"] = [nasty]
+        record["warnings"] = [nasty, "![x](http://a.b/c.png) [y](javascript:z)"]
 
     change(run / "run.json", edit)
     text = write_report(run).read_text()
@@ -278,6 +278,7 @@ def test_names_and_messages_cannot_break_the_page(run: Path) -> None:
     tags.feed(text)
     assert "script" not in tags.seen
     assert "&lt;script&gt;" in text
+    assert all(link.startswith("data:image/png") for link in tags.fetched)  # no link and no picture from the data
     assert "\\<script\\>" in (run / "report.md").read_text()
 
 
