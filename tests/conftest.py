@@ -1,13 +1,17 @@
 """Every test runs on the CPU with one thread and without a network; the suite in two processes, a file in one."""
 
+import io
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start: their metrics are compared to the byte
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+from PIL import Image
 
 from moeprune.models.loading import LoadedModel, load_model
 from moeprune.models.options import ModelOptions
@@ -30,3 +34,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def reference() -> LoadedModel:
     """The embedded reference model and its tokenizer, float32, loaded once: a test must leave it as it found it."""
     return load_model(ModelOptions(path="reference", dtype="float32"), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def plain_figures() -> Iterator[None]:
+    """Reports with pictures of one pixel: drawing takes most of the time of a small run, and is not what it shows."""
+    pixel = io.BytesIO()
+    Image.new("RGB", (1, 1)).save(pixel, format="png")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("moeprune.report.page.png", lambda draw, theme: pixel.getvalue())
+        yield

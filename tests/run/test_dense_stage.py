@@ -18,6 +18,8 @@ from moeprune.run.grid import run_grid
 from moeprune.run.pipeline import run_file
 from moeprune.run.run_data import Inputs
 
+pytestmark = pytest.mark.usefixtures("plain_figures")
+
 pytest.importorskip("compressed_tensors")
 CONFIG = Path(__file__).parents[2] / "configs" / "runs" / "experts-and-dense.yaml"
 FEW = [
@@ -36,7 +38,7 @@ axes:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, plain_figures):
     output = tmp_path_factory.mktemp("runs")
     return run_file(CONFIG, FEW, output=output)
 

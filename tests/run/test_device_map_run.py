@@ -8,29 +8,23 @@ from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import read_json
 from moeprune.config.load import validate
 from moeprune.config.schema import CompressConfig, RunConfig
+from moeprune.run.pipeline import run_file
 from moeprune.run.requirements import require_model
 from moeprune.run.run_data import Inputs
-from tests.run.test_team import CONFIG, finish, kept, start
+from tests.run.test_team import CONFIG, kept
 
 SPREAD = {"": "cpu", "model.layers.1": "disk", "model.norm": "disk"}
 
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    path = tmp_path_factory.mktemp("config") / "small.yaml"
-    path.write_text(CONFIG)
-    return path
-
-
-@pytest.mark.slow  # two whole runs in processes of their own
-def test_a_run_with_layers_on_disk_ends_as_one_in_memory(config):
-    here, spread = config.parent / "here", config.parent / "spread"
-    code, _, errors = finish(start(["run", config, "--output", here]))
-    assert code == 0, errors
-    words = [f"runtime.device_map={json.dumps(SPREAD)}", f"runtime.offload_folder={config.parent / 'offload'}"]
-    code, told, errors = finish(start(["run", config, *words, "--output", spread]))
-    assert code == 0, errors
-    assert "layer by layer" not in told
+@pytest.mark.slow  # two whole runs
+def test_a_run_with_layers_on_disk_ends_as_one_in_memory(tmp_path, caplog):
+    config, here, spread = tmp_path / "small.yaml", tmp_path / "here", tmp_path / "spread"
+    config.write_text(CONFIG)
+    run_file(config, [], output=here, until="evaluate")
+    words = [f"runtime.device_map={json.dumps(SPREAD)}", f"runtime.offload_folder={tmp_path / 'offload'}"]
+    with caplog.at_level("INFO", logger="moeprune"):
+        run_file(config, words, output=spread, until="evaluate")
+    assert "layer by layer" not in caplog.text
     assert kept(spread) == kept(here)
     metrics = [read_json(output / "small" / "metrics.json") for output in (here, spread)]
     assert {name for name in metrics[0] if name.startswith("fidelity/")}

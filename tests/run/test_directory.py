@@ -28,6 +28,8 @@ MINE = """
 import numpy as np
 from moeprune.selection.objective import Modular
 
+pytestmark = pytest.mark.usefixtures("plain_figures")
+
 class Mine:
     def objective(self, evidence):
         scores = np.ones(evidence.layer.num_experts)

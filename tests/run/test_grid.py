@@ -1,6 +1,7 @@
 """A small grid on the reference model: one recording, runs resumed and measured together, failures recorded."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,26 +14,12 @@ from moeprune.artifacts.errors import InputError
 from moeprune.commands.check import check_file, parse_bytes
 from moeprune.config.grid_file import is_grid, load_grid, merged, only
 from moeprune.report.grid_record import read_grid
-from moeprune.run import run_data
 from moeprune.run.grid import run_grid
+from tests.run.small_grid import AXES, BASE, results, write_grid
+
+pytestmark = pytest.mark.usefixtures("plain_figures")
 
 GRIDS = sorted((Path(__file__).parents[2] / "configs" / "grids").glob("*.yaml"))
-BASE = """
-calibration: {domains: [{name: agent, path: 'reference:agent', tokens: 3000}]}
-checkpoint: {save: false}
-evaluation: {domains: [{name: agent, path: 'reference:agent', tokens: 1500}]}
-tracking: {wandb: disabled}
-"""
-AXES = """
-base: base.yaml
-axes:
-  method:
-    hope: {selection: {criterion: {name: hope, product: outputs}}}
-    reap: {selection: {criterion: {name: reap}}}
-  ratio:
-    p25: {selection: {budget: {prune: 0.25}}}
-    p50: {selection: {budget: {prune: 0.5}}}
-"""
 
 
 class Broken:
@@ -44,62 +31,45 @@ class Broken:
 
 @pytest.fixture
 def grid(tmp_path):
-    (tmp_path / "base.yaml").write_text(BASE)
-    path = tmp_path / "grid.yaml"
-    path.write_text(AXES)
-    return path
+    return write_grid(tmp_path)
 
 
-def results(directory):
-    return {
-        f"{run.name}/{name}": (run / name).read_bytes()
-        for run in sorted(directory.iterdir())
-        if (run / "run.json").is_file()
-        for name in ("plan.json", "metrics.json")
-    }
+def forget(run, *stages):
+    """run.json without these stages, as a kill before they were entered leaves it."""
+    record = json.loads((run / "run.json").read_text())
+    for stage in stages:
+        del record["stages"][stage]
+    (run / "run.json").write_text(json.dumps(record))
 
 
-def test_every_run_is_made_once_from_one_recording(grid, tmp_path, monkeypatch):
-    read = []
-    load = run_data.load_tokens
-    monkeypatch.setattr(
-        run_data, "load_tokens", lambda *words, part, **more: read.append(part) or load(*words, part=part, **more)
-    )
-    outcome = run_grid(grid, [], output=tmp_path / "out")
-    assert sorted(read) == ["all", "heldout"]  # once for all runs
+def test_every_run_is_made_once_from_one_recording(finished_grid):
+    outcome = finished_grid.outcome
+    assert sorted(finished_grid.parts_read) == ["all", "heldout"]  # once for all runs
     assert outcome.done == ["hope-p25", "hope-p50", "reap-p25", "reap-p50"]
     assert not outcome.failed
     assert outcome.report.is_file()
-    assert len(list((tmp_path / "out" / "shared").iterdir())) == 1
+    assert len(list((finished_grid.output / "shared").iterdir())) == 1
     assert json.loads((outcome.directory / "grid.json").read_text())["runs"] == outcome.done
 
-    alone = run_grid(grid, [], output=tmp_path / "alone", pattern="reap-p50")  # measured without company
+
+def test_a_run_is_measured_alike_without_company(finished_grid, grid, tmp_path):
+    alone = run_grid(grid, [], output=tmp_path / "alone", pattern="reap-p50")
     for name, content in results(alone.directory).items():
-        assert results(outcome.directory)[name] == content
+        assert results(finished_grid.outcome.directory)[name] == content
 
-    before = results(outcome.directory)
-    (outcome.directory / "hope-p50" / "metrics.json").unlink()  # as a kill before it was written leaves it
-    record = outcome.directory / "hope-p50" / "run.json"
-    stages = json.loads(record.read_text())
-    for stage in ("evaluate", "report"):
-        del stages["stages"][stage]
-    record.write_text(json.dumps(stages))
-    assert run_grid(grid, [], output=tmp_path / "out").done == outcome.done
-    assert results(outcome.directory) == before
 
-    for name in ("hope-p25", "reap-p50"):  # as a kill between metrics.json and the stage's entry leaves it
-        record = outcome.directory / name / "run.json"
-        stages = json.loads(record.read_text())
-        for stage in ("evaluate", "report"):
-            del stages["stages"][stage]
-        record.write_text(json.dumps(stages))
-    assert run_grid(grid, [], output=tmp_path / "out").done == outcome.done
-    assert results(outcome.directory) == before
+def test_runs_that_a_kill_left_unmeasured_end_the_same(finished_grid, grid, tmp_path):
+    shutil.copytree(finished_grid.output, tmp_path / "out")
+    directory = tmp_path / "out" / "grid"
+    (directory / "hope-p50" / "metrics.json").unlink()  # the kill came before it was written
+    for name in ("hope-p25", "hope-p50", "reap-p50"):  # or between it and the stage's entry
+        forget(directory / name, "evaluate", "report")
+    assert run_grid(grid, [], output=tmp_path / "out").done == finished_grid.outcome.done
+    assert results(directory) == results(finished_grid.outcome.directory)
 
 
 @pytest.mark.slow
-def test_a_grid_that_is_killed_three_times_ends_like_one_that_was_not(grid, tmp_path):
-    calm = run_grid(grid, [], output=tmp_path / "calm")
+def test_a_grid_that_is_killed_three_times_ends_like_one_that_was_not(finished_grid, grid, tmp_path, caplog):
     command = [sys.executable, "-m", "moeprune", "grid", "grid.yaml", "--output", "killed"]
     killed = tmp_path / "killed" / "grid"
     # A second after each of these is there: while recording, while plans are made, while two processes work.
@@ -114,9 +84,10 @@ def test_a_grid_that_is_killed_three_times_ends_like_one_that_was_not(grid, tmp_
         assert (killed / mark).is_file()
     done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "killed/grid/report.html"
-    assert results(killed) == results(calm.directory)
-    again = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert again.stderr.count("evaluate: already done") == 4
+    assert results(killed) == results(finished_grid.outcome.directory)
+    with caplog.at_level("INFO", logger="moeprune"):
+        run_grid(grid, [], output=tmp_path / "killed")
+    assert caplog.text.count("evaluate: already done") == 4
 
 
 def test_a_failed_run_is_recorded_and_the_rest_go_on(grid, tmp_path):

@@ -20,6 +20,8 @@ from moeprune.selection.select import select
 from tests.tiny import build
 from tests.tokens import random_pieces, token_set
 
+pytestmark = pytest.mark.usefixtures("plain_figures")
+
 ONE, OTHER = (
     token_set(random_pieces(lengths, seed=seed), domain=name)
     for name, lengths, seed in (("a", [17, 30, 9, 25], 3), ("b", [21, 8, 26], 4))
@@ -110,7 +112,7 @@ tracking: {wandb: disabled}
 def test_a_run_with_a_portfolio_keeps_it_in_the_plan_and_reuses_it(tmp_path):
     config = tmp_path / "portfolio.yaml"
     config.write_text(CONFIG)
-    outcome = run_file(config, [], output=tmp_path / "runs")
+    outcome = run_file(config, ["refine.tokens=1024"], output=tmp_path / "runs")
     plan = PrunePlan.load(outcome.directory / "plan.json")
     assert list(plan.criterion["criteria"]) == ["frequency", "reap", "hope", "hope-2"]
     assert plan.criterion["start"] != "frequency"
@@ -118,7 +120,7 @@ def test_a_run_with_a_portfolio_keeps_it_in_the_plan_and_reuses_it(tmp_path):
     entry = read_json(outcome.directory / "run.json")["stages"]["select"]
     assert all(change["after"] < change["before"] for change in entry["refined"])
     assert "portfolio of frequency, reap, hope, hope-2" in (outcome.directory / "report.md").read_text()
-    again = run_file(config, [], output=tmp_path / "runs", redo="select")
+    again = run_file(config, ["refine.tokens=1024"], output=tmp_path / "runs", redo="select", until="select")
     assert PrunePlan.load(again.directory / "plan.json") == plan
     assert read_json(again.directory / "run.json")["stages"]["select"]["key"] == entry["key"]
 

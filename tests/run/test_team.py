@@ -15,7 +15,7 @@ from moeprune.config.load import validate
 from moeprune.config.schema import RunConfig
 from moeprune.run import opened
 from moeprune.run.evaluate_stage import measure
-from moeprune.run.pipeline import run_pipeline
+from moeprune.run.pipeline import run_file, run_pipeline
 from moeprune.run.run_data import Inputs
 from tests.tiny import save_tiny
 
@@ -34,11 +34,9 @@ runtime: {batch_tokens: 1024}
 """
 
 
-def start(words, *, processes=1):
-    """`moeprune WORDS` in a process, or in several that torchrun starts."""
-    launcher = (
-        [] if processes == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    )
+def start(words):
+    """`moeprune WORDS` in two processes that torchrun starts."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [sys.executable, *launcher, "-m", "moeprune", *map(str, words)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, env=ENVIRONMENT, **pipes)
@@ -60,8 +58,7 @@ def config(tmp_path_factory):
 def plain(config):
     """The run with the model in memory."""
     output = config.parent / "plain"
-    code, _, errors = finish(start(["run", config, "runtime.streaming=off", "--output", output]))
-    assert code == 0, errors
+    run_file(config, ["runtime.streaming=off"], output=output, until="evaluate")
     return output
 
 
@@ -85,8 +82,7 @@ def assert_same_statistics(ours, theirs):
 
 
 def test_layer_by_layer_is_the_same_run(config, plain, tmp_path):
-    code, _, errors = finish(start(["run", config, "runtime.streaming=on", "--output", tmp_path]))
-    assert code == 0, errors
+    run_file(config, ["runtime.streaming=on"], output=tmp_path, until="evaluate")
     assert_same_statistics(statistics(tmp_path), statistics(plain))
     assert kept(tmp_path) == kept(plain)
     measured, expected = (read_json(output / "small" / "metrics.json") for output in (tmp_path, plain))
@@ -94,26 +90,26 @@ def test_layer_by_layer_is_the_same_run(config, plain, tmp_path):
 
 
 def test_two_processes_choose_what_one_chooses(config, plain, tmp_path):
-    code, told, errors = finish(start(["run", config, "--output", tmp_path], processes=2))
+    code, told, errors = finish(start(["run", config, "--output", tmp_path]))
     assert code == 0, errors
     assert told.split() == [str(tmp_path / "small" / "report.html")], "only the first process prints a result"
     assert_same_statistics(statistics(tmp_path), statistics(plain))
     assert kept(tmp_path) == kept(plain)
     assert not list(tmp_path.rglob("*.partial"))
-    code, _, errors = finish(start(["run", config, "--output", tmp_path, "--until", "select"], processes=2))
+    code, _, errors = finish(start(["run", config, "--output", tmp_path, "--until", "select"]))
     assert code == 0, errors
     assert "record: already done" in errors
 
 
 def test_a_killed_process_fails_the_run_and_the_same_command_finishes_it(config, plain, tmp_path):
     words = ["run", config, "--output", tmp_path, "--until", "select"]
-    process = start(words, processes=2)
+    process = start(words)
     assert any(line.startswith("record: ") for line in iter(process.stderr.readline, ""))
     workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(workers[-1]), signal.SIGKILL)
     code, _, _ = finish(process)
     assert code != 0
-    code, _, errors = finish(start(words, processes=2))
+    code, _, errors = finish(start(words))
     assert code == 0, errors
     assert kept(tmp_path) == kept(plain)
 

@@ -16,8 +16,9 @@ from moeprune.artifacts.files import write_json
 from moeprune.config.schema import RunConfig
 from moeprune.run.grid import run_grid
 from moeprune.run.workers import Errors, Group, over_processes, over_ray, require_ray
-from tests.run.test_grid import AXES, BASE, results
+from tests.run.small_grid import results, write_grid
 
+pytestmark = pytest.mark.usefixtures("plain_figures")
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is an extra: moeprune[ray]")
 ON_THIS_MACHINE = RunConfig.model_validate({"runtime": {"device": "cpu"}})
 GROUPS = [{"fine-0": ON_THIS_MACHINE}, {"done": ON_THIS_MACHINE, "dies": ON_THIS_MACHINE}, {"fine-1": ON_THIS_MACHINE}]
@@ -99,15 +100,13 @@ def test_bad_places_to_run_are_refused_first(tmp_path, monkeypatch, options, mes
 
 @needs_ray
 @pytest.mark.slow
-def test_ray_gives_what_one_process_gives(tmp_path, monkeypatch):
-    (tmp_path / "base.yaml").write_text(BASE)
-    (tmp_path / "grid.yaml").write_text(AXES)
+def test_ray_gives_what_one_process_gives(finished_grid, tmp_path, monkeypatch):
+    write_grid(tmp_path)
     monkeypatch.chdir(tmp_path)
-    alone = run_grid(Path("grid.yaml"), [], output=Path("alone"))
     spread = run_grid(Path("grid.yaml"), [], output=Path("spread"), ray="local")
-    assert spread.done == alone.done
+    assert spread.done == finished_grid.outcome.done
     assert not spread.failed
-    assert results(spread.directory) == results(alone.directory)
+    assert results(spread.directory) == results(finished_grid.outcome.directory)
 
 
 @needs_ray
