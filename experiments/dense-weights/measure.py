@@ -25,9 +25,7 @@ from moeprune.dense.methods.quantising import AWQ, FP8, GPTQ, NF4, RTN, Joint
 from moeprune.dense.report import DenseReport
 from moeprune.dense.walk import compress_model
 from moeprune.evaluation.fidelity import compare, logits_of
-from moeprune.models.loading import (
-    load_model,
-)
+from moeprune.models.loading import load_model
 from moeprune.models.options import ModelOptions
 from moeprune.models.pruned import pruned
 from moeprune.recording.recorder import record
@@ -90,9 +88,10 @@ def on_whole() -> dict[str, tuple[DenseMethod, ...]]:
 class Laboratory:
     """The reference model, its data, and every compressed copy of it."""
 
-    def __init__(self, *, tokens: int, heldout: int) -> None:
+    def __init__(self, *, tokens: int, heldout: int, layers: int | None = None) -> None:
         loaded = load_model(ModelOptions(dtype="float32"), device="cpu")
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
+        self.model.model.layers = self.model.model.layers[:layers]
         capped = Domain(name="prose", path="reference:prose", tokens=heldout, trajectory_tokens=heldout // 6)
         domains = [Domain(name="agent", path="reference:agent", tokens=heldout), capped]
         self.heldout = load_tokens(domains, self.tokenizer, Intake(), part="heldout")
@@ -165,8 +164,8 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("results.csv"))
     parser.add_argument("--small", action="store_true")
     arguments = parser.parse_args()
-    small = arguments.small
-    laboratory = Laboratory(tokens=2048 if small else 32768, heldout=1200 if small else 8196)
+    size = {"tokens": 2048, "heldout": 1200, "layers": 1} if arguments.small else {"tokens": 32768, "heldout": 8196}
+    laboratory = Laboratory(**size)
     for label, methods in on_whole().items():
         laboratory.add(label, methods)
     for label, methods in OTHER_DATA.items():

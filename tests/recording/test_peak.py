@@ -24,7 +24,7 @@ LARGE = {
 def test_a_model_of_24_layers_takes_an_eighth_of_its_weights(tmp_path):
     big = save_tiny("qwen3_moe", tmp_path / "big", shard_size="100MB", **LARGE)
     small = save_tiny("qwen3_moe", tmp_path / "small")
-    command = [sys.executable, "-m", "tests.recording.peak_worker", str(big), str(small), "4000"]
+    command = [sys.executable, "-m", "tests.recording.peak_worker", str(big), str(small), "2000"]
     told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
     assert told["layers"] == 24
     assert told["weights"] > 8 * told["record"], told

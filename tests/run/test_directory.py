@@ -16,6 +16,8 @@ from moeprune.run.pipeline import run_pipeline
 from moeprune.run.run_data import Inputs
 from moeprune.run.select_stage import baseline_options
 
+pytestmark = pytest.mark.usefixtures("plain_figures")
+
 CONFIG = {
     "calibration": {"domains": [{"name": "agent", "path": "reference:agent", "tokens": 2000}]},
     "evaluation": {"baselines": [{"name": "reap"}]},
@@ -27,8 +29,6 @@ TEXT = {"name": "agent", "path": "reference:prose", "tokens": 1000}  # no questi
 MINE = """
 import numpy as np
 from moeprune.selection.objective import Modular
-
-pytestmark = pytest.mark.usefixtures("plain_figures")
 
 class Mine:
     def objective(self, evidence):
