@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from moeprune.console import LOGGER
 from moeprune.models.loading import LoadedModel, load_model
 from moeprune.models.options import ModelOptions
 
@@ -44,3 +45,11 @@ def plain_figures() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("moeprune.report.page.png", lambda draw, theme: pixel.getvalue())
         yield
+
+
+@pytest.fixture(autouse=True)
+def fresh_console() -> Iterator[None]:
+    """After a test that ran the command line in this process, the package's lines reach `caplog` again."""
+    yield
+    LOGGER.handlers.clear()
+    LOGGER.propagate = True
