@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import ClassVar, Literal
 
 import numpy as np
-from einops import rearrange
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.routing import affinities, choices, gate_factor, routed
@@ -185,11 +184,10 @@ class Rerouted:
 
     def _touched_in_groups(self, block: RoutedBlock, pruned: np.ndarray) -> np.ndarray:
         """Chosen experts, those that make their group's score, and those that would."""
-        members, groups = "tokens (groups experts) -> tokens groups experts", self.layer.num_groups
-        grouped = rearrange(np.where(pruned, -np.inf, self.choice), members, groups=groups)
+        grouped = np.where(pruned, -np.inf, self.choice).reshape(len(self.choice), self.layer.num_groups, -1)
         last = -np.partition(-grouped, self.layer.group_minimum - 1, axis=2)[:, :, self.layer.group_minimum - 1]
-        touched = rearrange(self.choice, members, groups=groups) >= last[:, :, None]
-        touched = rearrange(touched, "tokens groups experts -> tokens (groups experts)")
+        touched = self.choice.reshape(grouped.shape) >= last[:, :, None]
+        touched = touched.reshape(self.choice.shape)
         np.put_along_axis(touched, block.ids, True, axis=1)
         lowest = np.where(block.filled, np.take_along_axis(self.choice, block.ids, axis=1), -np.inf).min(axis=1)
         return touched | (pruned & (self.choice >= lowest[:, None]))
