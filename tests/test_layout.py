@@ -45,12 +45,6 @@ MAY_IMPORT = {
     "__main__": {"cli"},
     "__init__": BELOW | WORK | {"run", "report", "commands"},
 }
-# What main does not hold yet: (file, what it imports), and files of another length. Entries only go.
-OPEN_IMPORTS: set[tuple[str, str]] = set()
-OPEN_LENGTHS = {}
-OPEN_PRIVATE = {
-    "tests/selection/test_allocation.py",
-}
 MOST_LINES, LEAST_LINES, MOST_FILES = 300, 30, 30
 SHORT_BY_NATURE = (
     "*/__init__.py",
@@ -139,8 +133,7 @@ def lines_of(domain: str, part: str) -> list[bytes]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_point_one_way(path):
     wrong = [name for name in imported(path) if name.startswith("moeprune.") and breaks_the_rule(room_of(path), name)]
-    here = path.relative_to(PACKAGE).as_posix()
-    assert not [name for name in wrong if not any(here == file and name.startswith(to) for file, to in OPEN_IMPORTS)]
+    assert not wrong
 
 
 @pytest.mark.parametrize(
@@ -199,13 +192,13 @@ def test_no_file_or_folder_is_too_long_or_too_short():
         here, lines = path.relative_to(PACKAGE).as_posix(), len(path.read_text().splitlines())
         short = lines < LEAST_LINES and not any(fnmatch.fnmatch(f"/{here}", f"*/{form}") for form in SHORT_BY_NATURE)
         wrong |= {here} if short or lines > MOST_LINES else set()
-    assert not wrong - OPEN_LENGTHS
+    assert not wrong
     assert all(len(list(folder.glob("*.py"))) <= MOST_FILES for folder in {path.parent for path in FILES})
 
 
 def test_no_test_reaches_a_private_name():
     tests = {path.relative_to(ROOT).as_posix(): private_names(ast.parse(path.read_text())) for path in TESTS}
-    assert not {file: names for file, names in tests.items() if names and file not in OPEN_PRIVATE}
+    assert not {file: names for file, names in tests.items() if names}
 
 
 @pytest.mark.parametrize(
