@@ -35,19 +35,11 @@ def export(
 ) -> None:
     """A GGUF file by your own llama.cpp, its routing checked against config.json and its tokens in llama.cpp."""
     start(as_json)
-    summary = export_file(
-        checkpoint,
-        output,
-        format=format,
-        llama_cpp=llama_cpp,
-        output_type=outtype,
-        quantize=quantize,
-        pre_tokenizer=pre_tokenizer,
-        converter_python=converter_python,
-        python=python,
-        binary=binary,
-        overwrite=overwrite,
-    )
+    if format != "gguf":
+        raise InputError(f"--format {format}: gguf is the one there is; vLLM and SGLang serve the checkpoint itself")
+    options: dict[str, Any] = {"output_type": outtype, "quantize": quantize, "pre_tokenizer": pre_tokenizer}
+    options |= {"converter_python": converter_python, "python": python, "binary": binary, "overwrite": overwrite}
+    summary = export_file(checkpoint, output, llama_cpp, **options)
     finish(summary, output, as_json=as_json)
     if summary["proof"] is not None and not summary["proof"]["passed"]:
         raise typer.Exit(1)
@@ -56,24 +48,21 @@ def export(
 def export_file(
     checkpoint: str,
     output: Path,
-    *,
-    format: str,
     llama_cpp: Path,
-    output_type: str,
-    quantize: str | None,
-    pre_tokenizer: str | None,
-    converter_python: Path | None,
-    python: Path | None,
-    binary: Path | None,
-    overwrite: bool,
+    *,
+    output_type: str = "auto",
+    quantize: str | None = None,
+    pre_tokenizer: str | None = None,
+    converter_python: Path | None = None,
+    python: Path | None = None,
+    binary: Path | None = None,
+    overwrite: bool = False,
 ) -> dict[str, Any]:
     """What was written and how it compares; the file is put in place only when its routing agrees with config.json."""
     from moeprune.serving import gguf
     from moeprune.serving.engines import require_python
     from moeprune.serving.llama_cpp import require_one_server
 
-    if format != "gguf":
-        raise InputError(f"--format {format}: gguf is the one there is; vLLM and SGLang serve the checkpoint itself")
     if output_type not in gguf.OUTPUT_TYPES:
         raise InputError(f"--outtype {output_type}: one of {', '.join(gguf.OUTPUT_TYPES)}")
     require_writable(output, ".gguf")
@@ -141,13 +130,4 @@ def _proof(
             f"`moeprune verify {checkpoint} --engine llama.cpp --gguf {gguf}` later"
         )
         return None
-    return verify_checkpoint(
-        checkpoint,
-        against=None,
-        engine="llama.cpp",
-        python=python,
-        binary=binary,
-        gguf=gguf,
-        dtype="float32",
-        log=None,
-    )
+    return verify_checkpoint(checkpoint, "llama.cpp", python=python, binary=binary, gguf=gguf)

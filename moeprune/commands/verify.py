@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
@@ -17,9 +16,8 @@ from moeprune.console import say, warn
 if TYPE_CHECKING:
     from moeprune.artifacts.plan import PrunePlan
     from moeprune.run.opened import Opened
-    from moeprune.serving.answers import Answer, Answers, Proof, Score
+    from moeprune.serving.answers import Answer, Score
     from moeprune.serving.gguf import Gguf
-    from moeprune.serving.questions import Questions
 
 Precision = Literal["float32", "bfloat16", "float16"]
 ITSELF, BASE = "the checkpoint in transformers", "the base model pruned in memory"
@@ -44,16 +42,10 @@ def verify(
         environment = install_engine(install, output, checkpoint)
         finish({"python": environment}, environment, as_json=as_json)
         return
-    summary = verify_checkpoint(
-        checkpoint,
-        against=against,
-        engine=engine,
-        python=python,
-        binary=binary,
-        gguf=gguf,
-        dtype=dtype,
-        log=log,
-    )
+    if checkpoint is None:
+        raise InputError("verify: give the directory of a checkpoint, or --install ENGINE")
+    programs: dict[str, Any] = {"python": python, "binary": binary, "gguf": gguf}
+    summary = verify_checkpoint(checkpoint, engine, against=against, dtype=dtype, log=log, **programs)
     finish(summary, summary["checkpoint"], as_json=as_json)
     if not summary["passed"]:
         raise typer.Exit(1)
@@ -71,53 +63,60 @@ def install_engine(engine: str, directory: Path | None, checkpoint: str | None) 
 
 
 def verify_checkpoint(
-    checkpoint: str | None,
-    *,
-    against: str | None,
+    checkpoint: str,
     engine: str,
-    python: Path | None,
-    binary: Path | None,
-    gguf: Path | None,
-    dtype: str,
-    log: Path | None,
+    *,
+    against: str | None = None,
+    python: Path | None = None,
+    binary: Path | None = None,
+    gguf: Path | None = None,
+    dtype: str = "float32",
+    log: Path | None = None,
 ) -> dict[str, Any]:
     """The proof as data; it is also in the checkpoint's record and card, where it has one.
 
     Raises InputError for wrong arguments before an engine starts.
     """
-    if checkpoint is None:
-        raise InputError("verify: give the directory of a checkpoint, or --install ENGINE")
     header = _required(engine, python=python, binary=binary, gguf=gguf, dtype=dtype, against=against)
     from moeprune.checkpoint.record import keep_proof, require_record
-    from moeprune.serving.engines import require_python
+    from moeprune.evaluation.students import Student
+    from moeprune.serving.answers import compare, tolerance_of
+    from moeprune.serving.engines import ask_script, require_python
     from moeprune.serving.gguf import differences
+    from moeprune.serving.llama_cpp import ask_llama_cpp
     from moeprune.serving.questions import questions
 
     opened = open_model(checkpoint)
+    base = opened if against is None else open_model(against)
+    config = read_json(opened.directory / "config.json")
     record = require_record(opened.directory)
-    plan = _plan(record, opened, against)
-    if engine != "llama.cpp":
+    plan = None if against is None else _plan(record, opened.directory, base, against)
+    if binary is None:
         python = require_python(cast(Any, engine), python)
-    elif binary is None:
-        python = require_python("llama.cpp", python)
     prompts = questions(opened.tokenizer)
+    # Engines compute a quantised checkpoint with other numbers than transformers, which unpacks it.
+    packed = any(config.get(key) for key in ("quantization_config", "compression_config"))
+    numbers = header.dtype if header is not None else f"{dtype}, quantised" if packed else dtype
+    say(f"verify: asking {engine} for {len(prompts.prompts)} prompts in {numbers}")
     if header is not None:
-        dtype = header.dtype
-    elif _is_quantised(opened):
-        dtype = f"{dtype}, quantised"
-    say(f"verify: asking {engine} for {len(prompts.prompts)} prompts in {dtype}")
-    answers = _ask(engine, opened.directory, prompts, python=python, binary=binary, header=header, dtype=dtype, log=log)
+        answers = ask_llama_cpp(header.path, prompts, python=python, binary=binary, log=log)
+    else:
+        assert python is not None
+        answers = ask_script(cast(Any, engine), opened.directory, prompts, python=python, dtype=dtype, log=log)
     say(f"verify: {answers.engine} {answers.version} answered; scoring its tokens in memory")
-    proof = _judge(opened, plan, prompts, answers, against=against, dtype=dtype, engine=engine)
+    student = Student(base.loaded.model, plan)
+    with student.inside():
+        scores = score(student.model, prompts.prompts, answers.answers)
+    tolerance, compared_with = tolerance_of(engine, numbers), ITSELF if plan is None else BASE
+    proof = compare(prompts, answers, scores, dtype=numbers, tolerance=tolerance, compared_with=compared_with)
     summary = {**proof.as_json(), "when": datetime.now(UTC).isoformat(timespec="seconds")}
     if header is not None:
         layer = opened.layers[0]
-        config = read_json(opened.directory / "config.json")
         problems, notes = differences(header, config, count=layer.num_experts, top_k=layer.top_k)
         summary |= {"gguf": header.path.name, "routing": header.about_experts(), "routing_notes": notes}
         summary |= {"problems": [*summary["problems"], *problems], "passed": proof.passed and not problems}
     _show(summary)
-    name = f"{engine} {header.path.name if header is not None else dtype}"
+    name = f"{engine} {numbers if header is None else header.path.name}"
     if record is not None:
         # An engine that answers NaN has failed; the record says so in words, since JSON has no number for it.
         keep_proof(opened.directory, name, json.loads(json.dumps(summary), parse_constant=str))
@@ -126,13 +125,11 @@ def verify_checkpoint(
     return {"checkpoint": opened.directory, "record": None if record is None else name, **summary}
 
 
-def _plan(record: Mapping[str, Any] | None, opened: "Opened", against: str | None) -> "PrunePlan | None":
-    """The plan to prune the base with, None when the checkpoint itself is the model in memory."""
-    if against is None:
-        return None
+def _plan(record: Mapping[str, Any] | None, checkpoint: Path, base: "Opened", against: str) -> "PrunePlan":
+    """The checkpoint's plan, to prune the base with. Raises InputError when the base is another model."""
     if record is None or not record.get("plan"):
         raise InputError(
-            f"--against {against}: {opened.directory} has no plan in a moeprune.json to prune it with; leave --against "
+            f"--against {against}: {checkpoint} has no plan in a moeprune.json to prune it with; leave --against "
             "out to compare the engine with the checkpoint in transformers"
         )
     if record.get("dense"):
@@ -142,8 +139,8 @@ def _plan(record: Mapping[str, Any] | None, opened: "Opened", against: str | Non
         )
     from moeprune.artifacts.plan import PrunePlan
 
-    plan = PrunePlan.parse(record["plan"], place=f"{opened.directory}/moeprune.json")
-    plan.require_model(open_model(against).fingerprint, f"--against {against}")
+    plan = PrunePlan.parse(record["plan"], place=f"{checkpoint}/moeprune.json")
+    plan.require_model(base.fingerprint, f"--against {against}")
     return plan
 
 
@@ -173,60 +170,6 @@ def _required(
         raise InputError("--engine llama.cpp: give --gguf FILE, as `moeprune export` writes it")
     require_one_server(python, binary)
     return read_gguf(gguf)
-
-
-def _ask(
-    engine: str,
-    checkpoint: Path,
-    prompts: "Questions",
-    *,
-    python: Path | None,
-    binary: Path | None,
-    header: "Gguf | None",
-    dtype: str,
-    log: Path | None,
-) -> "Answers":
-    from moeprune.serving.engines import ask_script
-    from moeprune.serving.llama_cpp import ask_llama_cpp
-
-    if header is not None:
-        return ask_llama_cpp(header.path, prompts, python=python, binary=binary, log=log)
-    assert python is not None
-    name = cast(Literal["transformers", "vllm"], engine)
-    return ask_script(name, checkpoint, prompts, python=python, dtype=dtype.partition(",")[0], log=log)
-
-
-def _is_quantised(opened: "Opened") -> bool:
-    """Whether engines compute with other numbers than transformers, which unpacks: many quantise activations too."""
-    config = read_json(opened.directory / "config.json")
-    return any(config.get(key) for key in ("quantization_config", "compression_config"))
-
-
-def _judge(
-    opened: "Opened",
-    plan: "PrunePlan | None",
-    prompts: "Questions",
-    answers: "Answers",
-    *,
-    against: str | None,
-    dtype: str,
-    engine: str,
-) -> "Proof":
-    """The proof, against the base pruned by the plan or against the checkpoint as transformers loads it."""
-    from moeprune.models.pruned import pruned
-    from moeprune.serving.answers import compare, tolerance_of
-
-    model = (opened if against is None else open_model(against)).loaded.model
-    with nullcontext() if plan is None else pruned(model, plan):
-        scores = score(model, prompts.prompts, answers.answers)
-    return compare(
-        prompts,
-        answers,
-        scores,
-        dtype=dtype,
-        tolerance=tolerance_of(engine, dtype),
-        compared_with=ITSELF if plan is None else BASE,
-    )
 
 
 def _show(summary: Mapping[str, Any]) -> None:

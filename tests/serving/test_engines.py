@@ -43,15 +43,10 @@ def exported(checkpoint, file, output_type):
     return export_file(
         str(checkpoint),
         file,
-        format="gguf",
-        llama_cpp=place("MOEPRUNE_LLAMA_CPP"),
+        place("MOEPRUNE_LLAMA_CPP"),
         output_type=output_type,
-        quantize=None,
         pre_tokenizer="smollm",
-        converter_python=None,
         python=place("MOEPRUNE_XLLAMACPP"),
-        binary=None,
-        overwrite=False,
     )
 
 
@@ -59,46 +54,28 @@ def exported(checkpoint, file, output_type):
 def test_llama_cpp_generates_what_the_pruned_model_in_memory_does(half):
     python = place("MOEPRUNE_XLLAMACPP")
     file = half.parent / "half.gguf"
-    made = exported(half, file, "f32")
-    assert made["routing"]["expert_count"] == 16
-    assert made["proof"]["passed"], made["proof"]["problems"]
-    found = verify_checkpoint(
-        str(half),
-        against="reference",
-        engine="llama.cpp",
-        python=python,
-        binary=None,
-        gguf=file,
-        dtype="float32",
-        log=None,
-    )
-    assert found["passed"], found["problems"]
-    assert found["tokens_equal"] == found["tokens"]
-    assert found["tokenizer"] == "equal"
-    assert set(found["chats"].values()) == {"equal"}
+    export = exported(half, file, "f32")
+    assert export["routing"]["expert_count"] == 16
+    assert export["proof"]["passed"], export["proof"]["problems"]
+    proof = verify_checkpoint(str(half), "llama.cpp", against="reference", python=python, gguf=file)
+    assert proof["passed"], proof["problems"]
+    assert proof["tokens_equal"] == proof["tokens"]
+    assert proof["tokenizer"] == "equal"
+    assert set(proof["chats"].values()) == {"equal"}
     assert proofs(half)["llama.cpp half.gguf"]["passed"]
     # Weights rounded to 8 bits are another model: measured, not required to be equal.
     small = half.parent / "small.gguf"
-    made = exported(half, small, "q8_0")
+    export = exported(half, small, "q8_0")
     assert small.stat().st_size < file.stat().st_size / 2
-    assert made["proof"]["dtype"] == "quantised"
-    assert made["proof"]["difference_mean"] > found["difference_mean"]
+    assert export["proof"]["dtype"] == "quantised"
+    assert export["proof"]["difference_mean"] > proof["difference_mean"]
 
 
 @pytest.mark.slow
 def test_vllm_generates_what_the_pruned_model_in_memory_does(half):
     python = place("MOEPRUNE_VLLM")
-    found = verify_checkpoint(
-        str(half),
-        against="reference",
-        engine="vllm",
-        python=python,
-        binary=None,
-        gguf=None,
-        dtype="float32",
-        log=half.parent / "log.txt",
-    )
-    assert found["passed"], found["problems"]
-    assert found["tokens_equal"] == found["tokens"] > 50
-    assert set(found["chats"].values()) == {"equal"}
+    proof = verify_checkpoint(str(half), "vllm", against="reference", python=python, log=half.parent / "log.txt")
+    assert proof["passed"], proof["problems"]
+    assert proof["tokens_equal"] == proof["tokens"] > 50
+    assert set(proof["chats"].values()) == {"equal"}
     assert proofs(half)["vllm float32"]["passed"]
