@@ -178,6 +178,6 @@ def _quantised_after(
     if result.quantised is not None:
         return result.quantised
     if quantised is not None and (method.needs == "hessian" and result.fallback is None):
-        warnings.append(f"{name}: {name_of(method)} moved weights off their codes; they are stored unquantised")
+        warnings.append(f"{name}: {name_of(method)} changed quantised weights, which are stored unquantised")
         return None
     return quantised

@@ -24,9 +24,7 @@ from moeprune.dense.drivers import CompressJob, Streaming, Walked, walked
 from moeprune.dense.methods.method import DenseMethod
 from moeprune.dense.reload import Reloaded, ReloadError
 from moeprune.dense.report import DenseReport
-from moeprune.models.loading import (
-    without_bars,
-)
+from moeprune.models.loading import without_bars
 from moeprune.models.options import Dtype
 
 

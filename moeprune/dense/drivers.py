@@ -7,14 +7,13 @@ export.edits(result)                                                # for the ch
 Every finished block is written to `state` at once; activations that wait do so there, too.
 """
 
-import math
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from moeprune.artifacts.errors import InputError
 from moeprune.artifacts.files import existing_parent
@@ -175,7 +174,7 @@ def walked(job: CompressJob, *, streaming: Streaming) -> Walked:
         if device == "cpu":  # no slower there, and what a streamed walk takes
             limit = min(limit, affordable_tokens_in_memory(model, moe_layers_if_any(model)))
         compress = partial(compress_model, model, dtype=export.dtype)
-    require_room(export, model, job.methods, job.state)
+    require_room(export, job.state)
     with progress("compressing", unit="blocks") as advance:
         compressed = compress(job.methods, job.tokens, state=job.state, batch_tokens=limit, on_progress=advance)
 
@@ -202,14 +201,12 @@ def streams(checkpoint: Inventory, dtype: Dtype, device: str, streaming: Streami
     return max(2 * weights, loading_bytes(weights, device)) > free_bytes(device)
 
 
-def require_room(export: Export, model: Any, methods: Sequence[DenseMethod], state: Path) -> None:
+def require_room(export: Export, state: Path) -> None:
     """Raises InputError when the disk of `state` has no room for the walk's results and, beside them, the checkpoint.
 
     Results wait there as plain numbers in the checkpoint's dtype.
     """
-    seen = look(model)
-    chain_of = chains(seen, methods)
-    waiting = export.dtype.itemsize * sum(math.prod(weight.shape) for weight in seen.weights if weight.name in chain_of)
+    waiting = export.dtype.itemsize * export.elements
     present = sum(path.stat().st_size for path in state.rglob("*.safetensors")) if state.is_dir() else 0
     before, after = export.replaced_bytes
     written = export.checkpoint.tensor_bytes - before + after

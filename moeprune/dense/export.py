@@ -6,6 +6,7 @@ export.edits(result), export.config_edits              # for the checkpoint writ
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -63,6 +64,7 @@ class Export:
         self.schemes: dict[str, Scheme] = schemes(seen, chain_of) if layout == "auto" else {}
         self.places = locate(checkpoint, seen, chain_of) if places is None else places
         self.dtype = self._common_dtype()
+        self.elements = sum(math.prod(weight.shape) for weight in seen.weights if weight.name in chain_of)
         self.config_edits: dict[tuple[str, ...], Any] = {}
         self.texts: dict[str, str] = {}  # files to add: name -> text
         self.warnings: list[str] = []
@@ -233,10 +235,7 @@ def _new(name: str, dtype: torch.dtype, shape: tuple[int, ...], make: Callable[[
         # Flat first: an axis of length 1 keeps any stride, and `view` looks at it. The tensor's own memory.
         return tensor.reshape(-1).view(torch.uint8).numpy().data
 
-    size = dtype.itemsize
-    for length in shape:
-        size *= length
-    return NewTensor(name, NAMES[dtype], shape, size, data)
+    return NewTensor(name, NAMES[dtype], shape, dtype.itemsize * math.prod(shape), data)
 
 
 def _version() -> str:

@@ -13,7 +13,7 @@ from moeprune.models.options import ModelOptions
 from moeprune.models.streaming.model import open_streamed
 from moeprune.run.directory import Run, stage_key
 from moeprune.run.run_data import Inputs
-from moeprune.run.stages import OWN, Entry, stage
+from moeprune.run.stages import OWN, SIZES, Entry, stage
 
 
 def evaluation_key(inputs: Inputs, plans: Mapping[str, PrunePlan], checkpoint: Entry) -> str:
@@ -44,7 +44,8 @@ def evaluate_stage(
         for label, values in measured.items():
             if label != OWN:
                 metrics |= {f"baseline/{label}/{name}": value for name, value in values.items()}
-        metrics |= size_metrics(checkpoint) | checkpoint.get("counts", {})
+        metrics |= {f"size/{name.replace('_', '/')}": checkpoint[name] for name in SIZES}
+        metrics |= checkpoint.get("counts", {})
         stability = [layer.stability["jaccard"] for layer in plans[OWN].layers if layer.stability]
         if stability:
             metrics["stability/jaccard"] = sum(stability) / len(stability)
@@ -53,15 +54,6 @@ def evaluate_stage(
 
     stage(run, "evaluate", evaluation_key(inputs, plans, checkpoint), work)
     return dict(read_json(path))
-
-
-def size_metrics(sizes: Entry) -> dict[str, float]:
-    return {
-        "size/parameters": sizes["parameters"],
-        "size/parameters/base": sizes["parameters_base"],
-        "size/bytes": sizes["bytes"],
-        "size/bytes/base": sizes["bytes_base"],
-    }
 
 
 def measure(inputs: Inputs, plans: Mapping[str, PrunePlan], written: Path | None = None) -> measures.Measured:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from moeprune.run.evaluate_stage import evaluate_stage, measure
 from moeprune.run.requirements import require_config, require_stages
 from moeprune.run.run_data import Inputs
 from moeprune.run.select_stage import select_stage
-from moeprune.run.team import assist, telling
+from moeprune.run.team import assist
 
 ON_THE_SPOT = {"select", "dense"}  # stages whose requirements depend on the machine that does the work
 
@@ -59,9 +60,12 @@ def run_pipeline(
     shared = shared or directory.parent / "shared"
     if inputs.team is not None:
         _join(inputs, shared, grid=grid)
-    last = STAGES.index(until)
-    wanted = set(STAGES[: last + 1]) & (ON_THE_SPOT if grid else set(STAGES))  # a grid has looked at the rest
-    with telling(inputs):
+    # Where the leader's work before the recording fails, torchrun's other processes end with its error.
+    telling = nullcontext if inputs.team is None else inputs.team.telling
+    wanted = set(STAGES[: STAGES.index(until) + 1])
+    if grid:
+        wanted &= ON_THE_SPOT  # a grid has checked the others
+    with telling():
         require_place(directory, config)
         begun = (directory / "run.json").is_file()
         if not begun:
@@ -71,7 +75,7 @@ def run_pipeline(
         run.reread()
         if begun:
             again = STAGES[STAGES.index(redo) :] if redo else ()
-            with telling(inputs):
+            with telling():
                 require_stages(inputs, wanted - (set(run.record.stages) - set(again)))
         if redo == "record":
             stages.discard_recording(inputs, shared)
@@ -79,7 +83,7 @@ def run_pipeline(
             run.forget(redo)
         failed = True
         try:
-            outcome = _run(run, inputs, shared, last, measuring)
+            outcome = _run(run, inputs, shared, until, measuring)
             failed = False
         finally:
             run.close(int(failed))
@@ -97,25 +101,23 @@ def _join(inputs: Inputs, shared: Path, *, grid: bool) -> None:
         raise SystemExit(0)
 
 
-def _run(run: Run, inputs: Inputs, shared: Path, last: int, measuring: Measuring) -> Outcome:
+def _run(run: Run, inputs: Inputs, shared: Path, until: str, measuring: Measuring) -> Outcome:
     say(f"run: {run.directory}")
     statistics = stages.record_stage(run, inputs, shared)
-    if last == STAGES.index("record"):
+    if until == "record":
         recorded = os.path.normpath(run.directory / run.record.stages["record"]["statistics"])
         return _outcome(run, {}, Path(recorded))
     plans = select_stage(run, inputs, statistics)
-    if last == STAGES.index("select"):
+    if until == "select":
         return _outcome(run, {}, run.directory / "plan.json")
     checkpoint = stages.prune_stage(run, inputs, plans[stages.OWN])
-    if last == STAGES.index("prune"):
-        return _outcome(run, {}, run.directory / (checkpoint["checkpoint"] or "run.json"))
-    if run.config.dense:
+    if run.config.dense and until != "prune":
         checkpoint = dense_stage.dense_stage(run, inputs, plans[stages.OWN], checkpoint)
         measuring = partial(measure, written=run.directory / checkpoint["checkpoint"])
-    if last == STAGES.index("dense"):
+    if until in ("prune", "dense"):
         return _outcome(run, {}, run.directory / (checkpoint["checkpoint"] or "run.json"))
     metrics = evaluate_stage(run, inputs, plans, checkpoint, measuring=measuring)
-    if last == STAGES.index("evaluate"):
+    if until == "evaluate":
         return _outcome(run, metrics, run.directory / "metrics.json")
     return _outcome(run, metrics, stages.report_stage(run, plans, metrics))
 

@@ -66,7 +66,7 @@ def refined(
     tokens = inputs.data.validation(options.tokens, selection.mix)
     say(f"select: refining {', '.join(plans)} on {tokens.tokens:,} validation tokens")
     with progress("refining", unit="layers") as advance:
-        made = refine(
+        portfolio = refine(
             inputs.model.loaded.model,
             plans,
             tokens,
@@ -74,17 +74,18 @@ def refined(
             batch_tokens=inputs.config.runtime.batch_tokens,
             on_progress=advance,
         )
-    say(f"select: began with {made.start}")
-    for change in made.changes:
+    say(f"select: began with {portfolio.start}")
+    for change in portfolio.changes:
         say(
             f"select: {change.layer} takes the set of {change.source}, KL {change.before:.4f} -> {change.after:.4f} "
             f"(standard error {change.error:.4f})"
         )
     criterion = {"name": "portfolio", "criteria": {k: c.model_dump(mode="json") for k, c in tried.items()}}
-    criterion |= {**options.model_dump(exclude={"criteria"}), "start": made.start, "chosen": dict(made.chosen)}
+    criterion |= options.model_dump(exclude={"criteria"})
+    criterion |= {"start": portfolio.start, "chosen": dict(portfolio.chosen)}
     return (
-        made.plan.model_copy(update={"criterion": criterion}),
-        {"refined": [asdict(change) for change in made.changes]},
+        portfolio.plan.model_copy(update={"criterion": criterion}),
+        {"refined": [asdict(change) for change in portfolio.changes]},
         list(tokens.warnings),
     )
 

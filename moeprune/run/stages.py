@@ -18,6 +18,7 @@ from moeprune.run.team import leading, recorded
 
 OWN = "own"  # label of the run's own criterion among the plans that are measured together
 PRUNED = "pruned"  # directory of the pruned model while `dense` has yet to make the checkpoint of it
+SIZES = ("parameters", "parameters_base", "bytes", "bytes_base")  # in the entry of a stage that makes the checkpoint
 Entry = dict[str, Any]
 
 
@@ -104,17 +105,14 @@ def record_to(path: Path, inputs: Inputs, key: str) -> None:
     partial = partial_of(path)
     statistics = recorded(inputs, partial, key)
     rate = round(total / (time.monotonic() - started), 1)
-    RoutingStatistics({**statistics.manifest, "tokens_per_second": rate}, *_parts(statistics)).save(path)
+    manifest = {**statistics.manifest, "tokens_per_second": rate}
+    RoutingStatistics(manifest, statistics.layers, statistics.domains, statistics.half).save(path)
     shutil.rmtree(partial, ignore_errors=True)
 
 
 def partial_of(path: Path) -> Path:
     """Where a recording that will be `path` keeps what it has so far."""
     return path.with_name(path.name + ".partial")
-
-
-def _parts(statistics: RoutingStatistics) -> tuple[Any, Any, Any]:
-    return statistics.layers, statistics.domains, statistics.half
 
 
 def prune_stage(run: Run, inputs: Inputs, plan: PrunePlan) -> Entry:
@@ -130,12 +128,7 @@ def prune_stage(run: Run, inputs: Inputs, plan: PrunePlan) -> Entry:
             say(f"prune: in memory only; {sizes['parameters']:,} of {sizes['parameters_base']:,} parameters stay")
             return {"checkpoint": None, **sizes}, []
         report = write_pruned(run, inputs, plan, target)
-        sizes = {
-            "parameters": report.parameters,
-            "parameters_base": report.parameters_base,
-            "bytes": report.bytes,
-            "bytes_base": report.bytes_base,
-        }
+        sizes = {name: getattr(report, name) for name in SIZES}
         say(f"prune: {report.parameters:,} of {report.parameters_base:,} parameters, {report.bytes / 1e6:,.1f} MB")
         return {"checkpoint": target.name, **sizes}, list(report.warnings)
 
@@ -159,7 +152,7 @@ def write_pruned(run: Run, inputs: Inputs, plan: PrunePlan, target: Path) -> Pru
 def kept_sizes(inputs: Inputs, plan: PrunePlan) -> Entry:
     """Parameters and bytes with and without the pruned experts, from the checkpoint's headers; layers may differ."""
     share = {layer.name: len(layer.kept) / layer.num_experts for layer in plan.layers}
-    sizes = dict.fromkeys(("parameters", "parameters_base", "bytes", "bytes_base"), 0.0)
+    sizes = dict.fromkeys(SIZES, 0.0)
     for tensor in inputs.model.checkpoint.tensors:
         kept = share[tensor.layer] if tensor.layer in share and tensor.role in ("expert", "fused", "router") else 1.0
         for name, count in (("parameters", tensor.entry.elements), ("bytes", tensor.entry.size)):

@@ -57,16 +57,6 @@ def leading(inputs: Inputs) -> Iterator[None]:
         team.dismiss()
 
 
-@contextmanager
-def telling(inputs: Inputs) -> Iterator[None]:
-    """Around the leader's work before the recording: where it fails, torchrun's other processes end with its error."""
-    if inputs.team is None:
-        yield
-        return
-    with inputs.team.telling():
-        yield
-
-
 def assist(inputs: Inputs, partial: Path, key: str) -> None:
     """The work of torchrun's other processes: their share of the recording, if the leader records.
 
