@@ -39,10 +39,10 @@ def evaluate_model(
     model: str,
     output: Path,
     *,
-    plan: Path | None,
-    against: str | None,
-    data: Sequence[str],
-    speed: bool,
+    plan: Path | None = None,
+    against: str | None = None,
+    data: Sequence[str] = (),
+    speed: bool = False,
     engine: str = "transformers",
     python: Path | None = None,
 ) -> dict[str, Any]:
@@ -89,15 +89,12 @@ def evaluate_model(
         if teacher.identity[1:] == smaller.identity[1:]:
             warnings.append(f"evaluate: {model} and {against} are the same checkpoint; nothing was pruned")
         whole, student = _both_checkpoints(teacher, smaller)
-    size = config.runtime.batch_tokens
-    comparisons = compared(whole, {"": student}, tokens, fingerprint=teacher.fingerprint, batch_tokens=size)
-    in_memory = not isinstance(whole, StreamedModel)
-    loaded = teacher.loaded if in_memory else None
-    measured, notes = measure(
-        comparisons, tokens, config.evaluation, loaded=loaded, students={"": student}, questions={}
-    )
+    one, size = {"": student}, config.runtime.batch_tokens
+    comparisons = compared(whole, one, tokens, fingerprint=teacher.fingerprint, batch_tokens=size)
+    loaded = None if isinstance(whole, StreamedModel) else teacher.loaded
+    measured, notes = measure(comparisons, tokens, config.evaluation, loaded=loaded, students=one, questions={})
     metrics, warnings = measured[""] | served, [*warnings, *notes]
-    if config.evaluation.speed and not in_memory:
+    if config.evaluation.speed and loaded is None:
         warnings.append("speed: the model does not fit into memory; it was not measured")
     save_metrics(output, metrics)
     if plan is None and (unkept := keep_results(smaller.directory, metrics)):
@@ -160,19 +157,12 @@ def _speed_in_vllm(teacher: "Opened", student: "Opened", tokens: "TokenSet", pyt
     from moeprune.models.loading import load_config
     from moeprune.serving.vllm_speed import vllm_speed
 
-    both = (teacher.checkpoint, student.checkpoint)
-    sizes = [one.tensor_bytes for one in both]
+    sizes = (teacher.checkpoint.tensor_bytes, student.checkpoint.tensor_bytes)
     dtype = "float32" if teacher.device_type == "cpu" else "bfloat16"
     prompts = prompts_of(load_config(teacher.directory), tokens).tolist()
     say(f"evaluate: speed in vLLM, {dtype}, {len(prompts)} prompts of {len(prompts[0])} tokens")
-    return vllm_speed(
-        teacher.directory,
-        student.directory,
-        prompts,
-        python=python,
-        dtype=dtype,
-        weight_bytes=(sizes[0], sizes[1]),
-    )
+    both = (teacher.directory, student.directory)
+    return vllm_speed(*both, prompts, python=python, dtype=dtype, weight_bytes=sizes)
 
 
 def _both_checkpoints(teacher: "Opened", student: "Opened") -> "tuple[Any, Student]":

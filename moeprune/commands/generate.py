@@ -30,13 +30,8 @@ def generate(
 ) -> None:
     """Trajectories of the model's own making, to calibrate on; a stopped call goes on where it was."""
     start(as_json)
-    options = {
-        "tools": tools,
-        "temperature": temperature,
-        "seed": seed,
-        "max_new_tokens": max_new_tokens,
-        "turns": turns,
-    }
+    sampling = {"temperature": temperature, "seed": seed, "max_new_tokens": max_new_tokens}
+    options = {"tools": tools, "turns": turns, **sampling}
     finish(generate_file(model, prompts, output, options=options), output, as_json=as_json)
 
 

@@ -37,24 +37,12 @@ def fidelity(
     seed: int = 0,
     on_progress: Progress | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Label -> fidelity metrics of `model` pruned by each plan, against `model` as it is. See `compare_plans`."""
+    """Label -> fidelity metrics of `model` pruned by each plan, against `model` as it is. See `compare_students`."""
     if not plans:
         raise InputError("evaluate: no plan was given, so there is nothing to measure; give {name: plan}")
-    comparisons = compare_plans(model, plans, token_set, batch_tokens=batch_tokens, on_progress=on_progress)
-    return {label: comparison.metrics(seed=seed) for label, comparison in comparisons.items()}
-
-
-def compare_plans(
-    model: Any,
-    plans: Mapping[str, PrunePlan],
-    token_set: TokenSet,
-    *,
-    batch_tokens: int = 8192,
-    on_progress: Progress | None = None,
-) -> dict[str, Comparison]:
-    """Label -> comparison of `model` pruned by each plan with `model` as it is. See `compare_students`."""
     students = pruned_students(model, plans)
-    return compare_students(model, students, token_set, batch_tokens=batch_tokens, on_progress=on_progress)
+    comparisons = compare_students(model, students, token_set, batch_tokens=batch_tokens, on_progress=on_progress)
+    return {label: comparison.metrics(seed=seed) for label, comparison in comparisons.items()}
 
 
 def compare_students(

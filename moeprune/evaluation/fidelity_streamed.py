@@ -53,16 +53,17 @@ def compare_streamed(
     scratch: Path | None = None,
     on_progress: Progress | None = None,
 ) -> dict[str, Comparison]:
-    """What `compare_plans` gives, with one decoder layer in memory at a time (and its slices, one plan at a time).
+    """What `compare_students` gives of plans, with one decoder layer in memory (and its slices, one plan at a time).
 
     fingerprint: of the checkpoint. scratch: where activations wait (default: the system's temporary directory).
-    Raises what `compare_plans` raises, and StreamingError when the model does not call its layers once each, in order.
+    Raises what `compare_students` raises, and StreamingError when the model does not call its layers once each and in
+    order.
     """
     layers = find_moe_layers(streamed.model)
     for plan in plans.values():
         plan.require_model(fingerprint, "model")
         plan.require_layers([layer.info for layer in layers], "model")
-    size = min(batch_tokens, affordable_tokens(streamed, layers), affordable_logits(streamed))
+    size = min(batch_tokens, _affordable(streamed))
     batches = _counting(token_set, plan_batches(token_set.sequences, size))
     forms = [None, *plans.values()]
     with ExitStack() as stack:
@@ -82,8 +83,7 @@ def compare_two_streamed(
     on_progress: Progress | None = None,
 ) -> Comparison:
     """A pruned checkpoint against its teacher, neither of which has to fit into memory."""
-    limits = [f(m) for m in (teacher, student) for f in (affordable_logits, _affordable_tokens)]
-    size = min(batch_tokens, *limits)
+    size = min(batch_tokens, _affordable(teacher), _affordable(student))
     batches = _counting(token_set, plan_batches(token_set.sequences, size))
     with ExitStack() as stack:
         logits = []
@@ -95,15 +95,12 @@ def compare_two_streamed(
         return compare(logits[0], {"": logits[1]}, token_set, batch_tokens=size)[""]
 
 
-def _affordable_tokens(streamed: StreamedModel) -> int:
-    return affordable_tokens(streamed, moe_layers_if_any(streamed.model))
-
-
-def affordable_logits(streamed: StreamedModel) -> int:
-    """Tokens of a batch whose logits (the teacher's and a student's) take about as much memory as a layer's weights."""
+def _affordable(streamed: StreamedModel) -> int:
+    """Tokens of a batch whose layers are affordable and whose logits take about as much memory as a layer's weights."""
     config: Any = streamed.model.config
-    numbers = min(BATCH_LOGITS, max(2**22, streamed.layer_bytes // 16))
-    return max(1, numbers // config.get_text_config().vocab_size)
+    numbers = min(BATCH_LOGITS, max(2**22, streamed.layer_bytes // 16))  # of the teacher and of a student
+    by_logits = max(1, numbers // config.get_text_config().vocab_size)
+    return min(by_logits, affordable_tokens(streamed, moe_layers_if_any(streamed.model)))
 
 
 def _counting(token_set: TokenSet, batches: list[list[int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -59,10 +59,14 @@ def refine(
     At most 1 + rounds * layers passes of the model and of each distinct set. `on_progress(layers done, layers in all)`.
     Raises InputError when plans keep different numbers of experts in a layer, or were made for another model.
     """
-    from moeprune.evaluation.fidelity import compare_plans
+    from moeprune.evaluation.fidelity import compare_students
+    from moeprune.evaluation.students import pruned_students
+
+    def compared(tried: Mapping[str, PrunePlan]) -> "dict[str, Comparison]":
+        return compare_students(model, pruned_students(model, tried), tokens, batch_tokens=batch_tokens)
 
     _require_equal_counts(plans)
-    measured = compare_plans(model, plans, tokens, batch_tokens=batch_tokens)
+    measured = compared(plans)
     start = min(plans, key=lambda label: goal_of(measured[label], goal))  # the first of equals
     plan, current = plans[start], measured[start]
     changes: list[Change] = []
@@ -72,13 +76,13 @@ def refine(
         for number, layer in enumerate(plan.layers):
             trials = _trials(plan, plans, layer)
             if trials:
-                compared = compare_plans(model, trials, tokens, batch_tokens=batch_tokens)
-                best = min(trials, key=lambda label: goal_of(compared[label], goal))
-                gain, error = improvement(current, compared[best], goal)
+                measured = compared(trials)
+                best = min(trials, key=lambda label: goal_of(measured[label], goal))
+                gain, error = improvement(current, measured[best], goal)
                 if gain > margin * error:
-                    ends = (goal_of(current, goal), goal_of(compared[best], goal))
+                    ends = (goal_of(current, goal), goal_of(measured[best], goal))
                     changes.append(Change(layer.name, best, *ends, error))
-                    plan, current, chosen[layer.name] = trials[best], compared[best], best
+                    plan, current, chosen[layer.name] = trials[best], measured[best], best
             if on_progress is not None:
                 on_progress(turn * len(plan.layers) + number + 1, rounds * len(plan.layers))
         if len(changes) == before:

@@ -13,10 +13,11 @@ import pytest
 
 from moeprune.artifacts.errors import InputError
 from moeprune.checkpoint.prune import prune_checkpoint
-from moeprune.commands import evaluate
 from moeprune.commands.compress import compress_file
+from moeprune.commands.evaluate import evaluate_model
 from moeprune.config.load import load_run
 from moeprune.dense import drivers
+from moeprune.models import memory
 from moeprune.run import dense_stage
 from moeprune.run.pipeline import run_file
 from tests.checkpoint.sources import plan_for
@@ -143,24 +144,21 @@ def test_a_compressed_dense_model_is_measured_against_its_base(free, tmp_path, m
     source = save_tiny("qwen3", tmp_path / "source", dtype="bfloat16", num_hidden_layers=3)
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": "one two three four five six seven eight " * 8}) + "\n")
     compressed(source, "dense: [{name: magnitude, pattern: '2:4'}]\n", tmp_path / "out", "auto")
-    monkeypatch.setattr(evaluate, "free_bytes", lambda device: free)
-    found = evaluate.evaluate_model(
+    monkeypatch.setattr(memory, "free_bytes", lambda device: free)
+    result = evaluate_model(
         str(tmp_path / "out"),
         tmp_path / "metrics.json",
-        plan=None,
         against=str(source),
         data=[f"text={tmp_path}/text.jsonl"],
         speed=free < 10**6,
     )
-    assert found["metrics"]["fidelity/kl/text"] > 1e-4
-    assert any("speed: the model does not fit" in warning for warning in found["warnings"]) == (free < 10**6)
-    same = evaluate.evaluate_model(
+    assert result["metrics"]["fidelity/kl/text"] > 1e-4
+    assert any("speed: the model does not fit" in warning for warning in result["warnings"]) == (free < 10**6)
+    same = evaluate_model(
         str(source),
         tmp_path / "same.json",
-        plan=None,
         against=str(source),
         data=[f"text={tmp_path}/text.jsonl"],
-        speed=False,
     )
     assert same["metrics"]["fidelity/kl/text"] == pytest.approx(0, abs=1e-9)
 

@@ -10,7 +10,8 @@ import torch
 from moeprune.artifacts.errors import InputError
 from moeprune.data.trajectories import TokenSet
 from moeprune.evaluation import fidelity as module
-from moeprune.evaluation.fidelity import bounded_batch_tokens, compare, compare_plans, fidelity, logits_of
+from moeprune.evaluation.fidelity import bounded_batch_tokens, compare, compare_students, fidelity, logits_of
+from moeprune.evaluation.students import pruned_students
 from moeprune.models.pruned import pruned
 from tests.evaluation.material import piece, random_plan, random_tokens
 from tests.tiny import build
@@ -124,8 +125,12 @@ def test_per_trajectory_sums_add_up_over_pieces(teacher: Any, other: Any) -> Non
 def test_progress_ends_at_the_number_of_tokens(teacher: Any) -> None:
     seen: list[tuple[int, int]] = []
     token_set = random_tokens([30, 7, 19])
-    compare_plans(
-        teacher, {"p": random_plan(teacher, 5)}, token_set, batch_tokens=32, on_progress=lambda *step: seen.append(step)
+    compare_students(
+        teacher,
+        pruned_students(teacher, {"p": random_plan(teacher, 5)}),
+        token_set,
+        batch_tokens=32,
+        on_progress=lambda *step: seen.append(step),
     )
     assert seen[-1] == (56, 56)
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})

@@ -5,8 +5,9 @@ import pytest
 
 from moeprune.artifacts.errors import InputError
 from moeprune.evaluation import fidelity_streamed as module
-from moeprune.evaluation.fidelity import compare, compare_plans, logits_of
+from moeprune.evaluation.fidelity import compare, compare_students, logits_of
 from moeprune.evaluation.fidelity_streamed import compare_streamed, compare_two_streamed
+from moeprune.evaluation.students import pruned_students
 from moeprune.models.layers import find_moe_layers, model_fingerprint
 from moeprune.models.loading import (
     load_model,
@@ -56,7 +57,7 @@ def plans(models):
 def test_a_teacher_and_two_plans(models, streams, plans, tmp_path, monkeypatch, passes):
     monkeypatch.setattr(module, "PASSES", passes)  # 6: two batches at a time in three forms
     model, fingerprint = models[0], model_fingerprint(models[0], find_moe_layers(models[0]))
-    expected = compare_plans(model, plans, TOKENS, batch_tokens=BATCH)
+    expected = compare_students(model, pruned_students(model, plans), TOKENS, batch_tokens=BATCH)
     told = []
     found = compare_streamed(
         streams[0],

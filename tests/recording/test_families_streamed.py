@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from moeprune.artifacts.statistics import SUMS
-from moeprune.evaluation.fidelity import compare_plans
+from moeprune.evaluation.fidelity import compare_students
 from moeprune.evaluation.fidelity_streamed import compare_streamed
+from moeprune.evaluation.students import pruned_students
 from moeprune.models.families import FAMILIES
 from moeprune.models.layers import find_moe_layers, model_fingerprint
 from moeprune.models.loading import (
@@ -52,7 +53,7 @@ def test_a_streamed_recording_is_the_plain_one(tiny):
 def test_streamed_fidelity_is_the_plain_one(tiny):
     source, model, layers = tiny
     plans = {"": plan_for(model, layers)}
-    expected = compare_plans(model, plans, TOKENS)[""].metrics()
+    expected = compare_students(model, pruned_students(model, plans), TOKENS)[""].metrics()
     fingerprint = model_fingerprint(model, layers)
     found = compare_streamed(open_streamed(source, device="cpu"), plans, TOKENS, fingerprint=fingerprint)[""].metrics()
     assert found == expected

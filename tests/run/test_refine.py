@@ -8,8 +8,9 @@ from moeprune.artifacts.files import read_json
 from moeprune.artifacts.plan import PrunePlan
 from moeprune.config.load import load_run
 from moeprune.data.trajectories import TokenSet
-from moeprune.evaluation.fidelity import compare_plans
+from moeprune.evaluation.fidelity import compare_students
 from moeprune.evaluation.intervals import Comparison, DomainSums
+from moeprune.evaluation.students import pruned_students
 from moeprune.recording.recorder import record
 from moeprune.run import opened
 from moeprune.run.pipeline import run_file
@@ -44,28 +45,34 @@ def plans(model):
     }
 
 
+def compared(model, plans):
+    return compare_students(model, pruned_students(model, plans), TOKENS)
+
+
 @pytest.mark.parametrize("goal", ["mean", "worst"])
 def test_without_a_margin_the_result_is_a_local_optimum_of_single_exchanges(model, plans, goal):
-    made = refine(model, plans, TOKENS, goal=goal, margin=0.0, rounds=20)
-    best = goal_of(compare_plans(model, {"": made.plan}, TOKENS)[""], goal)
-    alone = compare_plans(model, plans, TOKENS)
+    portfolio = refine(model, plans, TOKENS, goal=goal, margin=0.0, rounds=20)
+    best = goal_of(compared(model, {"": portfolio.plan})[""], goal)
+    alone = compared(model, plans)
     assert best <= min(goal_of(comparison, goal) for comparison in alone.values())
-    for number, layer in enumerate(made.plan.layers):
-        assert layer.kept == plans[made.chosen[layer.name]].layers[number].kept
+    for number, layer in enumerate(portfolio.plan.layers):
+        assert layer.kept == plans[portfolio.chosen[layer.name]].layers[number].kept
         for plan in plans.values():
-            layers = [*made.plan.layers]
+            layers = [*portfolio.plan.layers]
             layers[number] = plan.layers[number]
-            other = made.plan.model_copy(update={"layers": tuple(layers)})
-            assert best <= goal_of(compare_plans(model, {"": other}, TOKENS)[""], goal) + 1e-12
-    falling = [made.changes[0].before, *(change.after for change in made.changes)] if made.changes else [best]
+            other = portfolio.plan.model_copy(update={"layers": tuple(layers)})
+            assert best <= goal_of(compared(model, {"": other})[""], goal) + 1e-12
+    falling = (
+        [portfolio.changes[0].before, *(change.after for change in portfolio.changes)] if portfolio.changes else [best]
+    )
     assert falling == sorted(falling, reverse=True)
     assert falling[-1] == pytest.approx(best)
 
 
 def test_a_margin_keeps_what_chance_could_explain(model, plans):
-    made = refine(model, plans, TOKENS, margin=1e6)
-    assert made.changes == ()
-    assert made.plan == plans[made.start]
+    portfolio = refine(model, plans, TOKENS, margin=1e6)
+    assert portfolio.changes == ()
+    assert portfolio.plan == plans[portfolio.start]
     for change in refine(model, plans, TOKENS, margin=0.5, rounds=5).changes:
         assert change.before - change.after > 0.5 * change.error
 
