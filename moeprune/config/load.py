@@ -1,6 +1,6 @@
-"""YAML 1.2 and key=value overrides -> RunConfig; every error names the file, the line, the key and the nearest name.
+"""YAML 1.2 and key=value overrides -> RunConfig.
 
-One line for each validation problem: file, line, key, what is wrong, and the nearest name that exists.
+An error has one line for each problem: file, line, key, what is wrong, and the nearest name that exists.
 """
 
 import difflib

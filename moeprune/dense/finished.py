@@ -64,7 +64,7 @@ class Draft:
                 if tensor is not None:
                     tensors[f"{name}\n{part}"] = tensor.contiguous().cpu()
             plain[name] = [quantised.scheme, quantised.bits, quantised.group_size, quantised.symmetric]
-        target = self._directory / f"block-{self.block:04}-{len(self.files):03}.safetensors"
+        target = _file(self._directory, self.block, len(self.files))
         with whole_file(target) as path:
             save_file(tensors, path, metadata={"grids": json.dumps(plain, sort_keys=True)})
         self.files.append(target)
@@ -105,7 +105,7 @@ class Finished:
             return None
         try:
             notes = read_json(self._notes(block))
-            self._index(self._files(block, notes["files"]))
+            self._index(_file(self.directory, block, number) for number in range(notes["files"]))
         except (SafetensorError, OSError, InputError):  # torn by a full disk: as if it were not there
             return None
         steps = [replace(Step(**row), shape=tuple(row["shape"])) for row in notes["stages"]]
@@ -143,9 +143,9 @@ class Finished:
         assert self.directory is not None
         return self.directory / f"block-{block:04}.json"
 
-    def _files(self, block: int, count: int) -> list[Path]:
-        assert self.directory is not None
-        return [self.directory / f"block-{block:04}-{number:03}.safetensors" for number in range(count)]
+
+def _file(directory: Path, block: int, number: int) -> Path:
+    return directory / f"block-{block:04}-{number:03}.safetensors"
 
 
 class Lazily(Mapping[str, Any]):

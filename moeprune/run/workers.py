@@ -117,9 +117,8 @@ def _connect(address: str) -> None:
     import ray
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing about a run leaves the cluster unasked
-    os.environ.setdefault(
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-    )  # a task without GPUs hides none; the future default
+    # A task without GPUs hides none; this will be Ray's default.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     options: dict[str, Any] = {"logging_level": "ERROR", "configure_logging": True}
     if address == "local":
         options["include_dashboard"] = False
@@ -140,9 +139,8 @@ def _no_cluster(address: str, error: Exception) -> InputError:
 def _on_a_machine(group: Group, work: Work, here: str, directory: Path, shared: Path) -> Errors:
     """The group's work, seen from the driver's working directory, so that relative paths of configs mean the same."""
     if not Path(here).is_dir():
-        return dict.fromkeys(
-            group, f"this machine does not see {here}; start the grid in a folder that all machines share"
-        )
+        why = f"this machine does not see {here}; start the grid in a folder that all machines share"
+        return dict.fromkeys(group, why)
     os.chdir(here)
     return work(group, directory, shared)
 
