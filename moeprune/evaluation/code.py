@@ -4,11 +4,10 @@ A problem is {"task_id", "prompt", "entry_point", "test"}: the model goes on fro
 to the end of the function must pass `check(<entry_point>)` of the tests. This is completion as base models do it; no
 chat template is used.
 
-Each program runs in a process of its own with limits. This limits accidents; it is not a security sandbox.
-
-Limits: wall and CPU time, memory, file size, open files; an empty directory; no environment, so no keys; no network
-where the system lets a process give it up (Linux user namespaces). Files that this user can read stay readable: for
-models that you do not trust, run all of moeprune in a container.
+Each program runs in a process of its own with limits: wall and CPU time, memory, file size, open files; an empty
+directory; no environment, so no keys; no network where the system lets a process give it up (Linux user namespaces).
+This limits accidents and is not a security sandbox: files that this user can read stay readable. For models that you do
+not trust, run all of moeprune in a container.
 """
 
 import gzip
@@ -32,6 +31,11 @@ from moeprune.artifacts.errors import InputError
 from moeprune.evaluation.decoding import end_tokens, generate
 from moeprune.evaluation.intervals import share_metrics
 from moeprune.evaluation.options import HUMAN_EVAL, CodeOptions
+
+# What follows a finished function at the left margin.
+STOPS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint", "\nassert", "\n@", "\nfrom ", "\nimport ", "\n```")
+FIELDS = ("task_id", "prompt", "entry_point", "test")
+Problem = Mapping[str, str]
 
 # Runs in the child, before the program: gives up network and limits itself, then executes what comes in on stdin.
 # This text writes the secret, and only after the program has run to its end: a program that exits early fails.
@@ -103,12 +107,6 @@ def _run(program: str, secret: str, limits: Limits, network: str) -> tuple[int, 
                 with suppress(OSError):
                     pipe.close()  # type: ignore[union-attr]
     return child.returncode, output
-
-
-# What follows a finished function at the left margin.
-STOPS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint", "\nassert", "\n@", "\nfrom ", "\nimport ", "\n```")
-FIELDS = ("task_id", "prompt", "entry_point", "test")
-Problem = Mapping[str, str]
 
 
 def require_code(options: CodeOptions) -> None:

@@ -1,6 +1,6 @@
 """lm-eval on a model in memory: standard task names, local task files, and the offline tasks of the reference data.
 
-The held-out reference data as documents for lm-eval; the task files in harness_tasks/ name these functions.
+The task files in harness_tasks/ name the functions here that make documents of the held-out reference data.
 """
 
 import copy
@@ -24,6 +24,8 @@ from moeprune.reference import MODEL_DIR
 
 TASKS = Path(__file__).parent / "harness_tasks"
 BOOTSTRAP = 1000  # resamples of lm-eval's standard errors, where no formula exists
+QUESTIONS = 200  # of the reference data
+CHARACTERS = 4000  # of each reference text: its beginning
 
 
 def harness_metrics(
@@ -138,10 +140,6 @@ def _quiet() -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = own
-
-
-QUESTIONS = 200
-CHARACTERS = 4000  # of each text: its beginning
 
 
 def text(*, domain: str, **_: Any) -> dict[str, Any]:
