@@ -144,9 +144,9 @@ class _Comparison:
         return Reloaded(self._weights, distance, relative_distance(ours, rounded), sparsity)
 
 
-def relative_distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+def relative_distance(ours: torch.Tensor, other: torch.Tensor) -> float:
     """||difference|| / ||ours||."""
-    return float((ours.float() - theirs.float()).norm() / ours.float().norm())
+    return float((ours.float() - other.float()).norm() / ours.float().norm())
 
 
 def _require_none(directory: Path, kind: str, names: Iterable[str], unused: Collection[str]) -> None:

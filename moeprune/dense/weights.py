@@ -86,11 +86,11 @@ def look(model: Any) -> Seen:
     left: list[Left] = []
     prefixes = {f"{name}.": number for number, (name, _) in enumerate(blocks)}
     for prefix, number in prefixes.items():
-        for found in _of_block(model, prefix, number, experts):
-            if isinstance(found, Weight):
-                weights.append(found)
+        for matrix in _of_block(model, prefix, number, experts):
+            if isinstance(matrix, Weight):
+                weights.append(matrix)
             else:
-                left.append(found)
+                left.append(matrix)
     left += _other_matrices(model, weights, left, tuple(prefixes))
     weights, tied, more = _untied(weights)
     return Seen(tuple(blocks), tuple(weights), (*left, *more), tuple(experts), tied)

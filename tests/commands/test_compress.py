@@ -50,12 +50,12 @@ def test_the_reference_model_through_the_command_line(tmp_path):
     assert "routed_expert  unchanged: no target names it" in done.stderr
     assert "warning: zeros are stored as plain numbers" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.yaml", "out"]  # nothing kept of finished blocks
-    made = json.loads((tmp_path / "out" / "moeprune.json").read_text())
-    assert [method["name"] for method in made["dense"][0]["methods"]] == ["sparsegpt", "fp8"]
-    assert made["dense"][0]["metrics"]["dense/attention/sparsity"] >= 0.5
-    assert made["dense"][0]["calibration"]["agent"]["tokens"] == 2000
-    assert made["sizes"]["bytes"] < made["sizes"]["bytes_base"]
-    assert made["audit"]["sparsity"] >= 0.5
+    record = json.loads((tmp_path / "out" / "moeprune.json").read_text())
+    assert [method["name"] for method in record["dense"][0]["methods"]] == ["sparsegpt", "fp8"]
+    assert record["dense"][0]["metrics"]["dense/attention/sparsity"] >= 0.5
+    assert record["dense"][0]["calibration"]["agent"]["tokens"] == 2000
+    assert record["sizes"]["bytes"] < record["sizes"]["bytes_base"]
+    assert record["audit"]["sparsity"] >= 0.5
     assert "| attention | sparsegpt + fp8 | 16 |" in (tmp_path / "out" / "README.md").read_text()
     assert generates(tmp_path / "out") == 6
 
@@ -90,9 +90,9 @@ def test_sparse_first_and_quantised_later_keeps_the_zeros_and_the_history(tmp_pa
     summary = compress_file(str(tmp_path / "sparse"), quantised, tmp_path / "both", overwrite=False)
     assert summary["reloaded"]["sparsity"] >= 0.5
     assert any("exact zeros; they are held" in warning for warning in summary["warnings"])
-    made = json.loads((tmp_path / "both" / "moeprune.json").read_text())
-    assert [done["methods"][0]["name"] for done in made["dense"]] == ["magnitude", "fp8"]
-    assert made["base_model"]["name"] == "source"
+    record = json.loads((tmp_path / "both" / "moeprune.json").read_text())
+    assert [done["methods"][0]["name"] for done in record["dense"]] == ["magnitude", "fp8"]
+    assert record["base_model"]["name"] == "source"
 
 
 @pytest.mark.parametrize(

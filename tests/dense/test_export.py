@@ -65,13 +65,13 @@ def source(tmp_path_factory):
 @pytest.mark.parametrize("way", WAYS)
 def test_reload_gives_exactly_the_compressed_numbers(way, source, tmp_path):
     model, report, export = exported(source, WAYS[way], tmp_path / "out")
-    found = require_reloads(tmp_path / "out", model, report)
-    assert found.logits_distance < 1e-5
+    reloaded = require_reloads(tmp_path / "out", model, report)
+    assert reloaded.logits_distance < 1e-5
     fp8_linears = any(scheme.kind == "fp8" for name, scheme in export.schemes.items() if ".experts." not in name)
-    assert (found.rounded_distance > 1e-4) == fp8_linears
-    assert found.rounded_distance < 0.2
+    assert (reloaded.rounded_distance > 1e-4) == fp8_linears
+    assert reloaded.rounded_distance < 0.2
     if "zeros" in way or way == "joint":
-        assert found.sparsity >= 0.5
+        assert reloaded.sparsity >= 0.5
     before, after = (sum(f.stat().st_size for f in d.glob("*.safetensors")) for d in (source, tmp_path / "out"))
     assert (after < before) == bool(export.schemes)
 
@@ -120,9 +120,9 @@ def test_a_dense_model_goes_the_same_way(tmp_path):
     source = save_tiny("qwen3", tmp_path / "source", dtype="bfloat16")
     methods = [SparseGPT(pattern="2:4", **FEW), GPTQ(group_size=16, **FEW)]
     model, report, _ = exported(source, methods, tmp_path / "out")
-    found = require_reloads(tmp_path / "out", model, report)
-    assert found.logits_distance < 1e-5
-    assert found.sparsity >= 0.5
+    reloaded = require_reloads(tmp_path / "out", model, report)
+    assert reloaded.logits_distance < 1e-5
+    assert reloaded.sparsity >= 0.5
 
 
 def test_experts_fused_and_transposed_on_disk_are_found_by_value(tmp_path):

@@ -59,8 +59,8 @@ def test_pruning_reaches_exactly_what_was_asked(method, pattern):
     result = configured(method, **({"sparsity": 0.6} if pattern is None else {"pattern": pattern})).compress(
         weight, statistics
     )
-    asked = 0.6 if pattern is None else 0.5
-    assert abs(float((~result.mask).double().mean()) - asked) < 1 / weight.shape[1]
+    share = 0.6 if pattern is None else 0.5
+    assert abs(float((~result.mask).double().mean()) - share) < 1 / weight.shape[1]
     assert holds_mask(result.weight, result.mask)
     if pattern is not None:
         assert follows(result.weight, Pattern.parse(pattern))

@@ -58,21 +58,21 @@ def test_a_teacher_and_two_plans(models, streams, plans, tmp_path, monkeypatch, 
     monkeypatch.setattr(module, "PASSES", passes)  # 6: two batches at a time in three forms
     model, fingerprint = models[0], model_fingerprint(models[0], find_moe_layers(models[0]))
     expected = compare_students(model, pruned_students(model, plans), TOKENS, batch_tokens=BATCH)
-    told = []
-    found = compare_streamed(
+    steps = []
+    streamed = compare_streamed(
         streams[0],
         plans,
         TOKENS,
         fingerprint=fingerprint,
         batch_tokens=BATCH,
         scratch=tmp_path,
-        on_progress=lambda done, total: told.append((done, total)),
+        on_progress=lambda done, total: steps.append((done, total)),
     )
     for label in plans:
-        assert_equal(found[label], expected[label])
-        assert found[label].metrics() == expected[label].metrics()
-    assert told == sorted(told)
-    assert told[-1][0] == told[-1][1]
+        assert_equal(streamed[label], expected[label])
+        assert streamed[label].metrics() == expected[label].metrics()
+    assert steps == sorted(steps)
+    assert steps[-1][0] == steps[-1][1]
     assert not list(tmp_path.iterdir())
 
 

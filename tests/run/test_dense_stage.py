@@ -53,10 +53,10 @@ def test_one_checkpoint_of_its_own_stage(finished):
     assert {row["role"]: row["methods"] for row in dense["coverage"]}["attention"] == "fp8"
     left = {path.name for path in finished.directory.iterdir() if "pruned" in path.name or "moeprune" in path.name}
     assert not left
-    made = read_json(finished.directory / "checkpoint" / "moeprune.json")
-    assert len(made["plan"]["layers"]) == 4
-    assert made["dense"][0]["methods"] == [{**made["dense"][0]["methods"][0], "name": "fp8"}]
-    assert made["sizes"]["bytes_base"] == dense["bytes_base"]
+    record = read_json(finished.directory / "checkpoint" / "moeprune.json")
+    assert len(record["plan"]["layers"]) == 4
+    assert record["dense"][0]["methods"] == [{**record["dense"][0]["methods"][0], "name": "fp8"}]
+    assert record["sizes"]["bytes_base"] == dense["bytes_base"]
 
 
 def test_the_report_and_inspect_tell_of_the_weights(finished):
@@ -70,9 +70,9 @@ def test_the_report_and_inspect_tell_of_the_weights(finished):
     assert by_role["routed expert"][4:6] == ["–", "–"]
     assert re.search(r"compressed in \d.* s: \d.* of 7.77 MB on disk", section)
     assert "| dense |" in report.partition("## Provenance")[2]
-    told = "\n".join(inspect_path(finished.directory / "checkpoint")[0])
-    assert "64 of 128 experts pruned from" in told
-    assert re.search(r"weights compressed by fp8: 16 weights with", told)
+    lines = "\n".join(inspect_path(finished.directory / "checkpoint")[0])
+    assert "64 of 128 experts pruned from" in lines
+    assert re.search(r"weights compressed by fp8: 16 weights with", lines)
 
 
 def test_metrics_are_those_of_the_final_checkpoint(finished, reference):

@@ -38,9 +38,9 @@ def outcome(ended):
 
 
 def test_a_process_that_dies_takes_down_its_own_unfinished_runs(tmp_path):
-    found = outcome(over_processes(GROUPS, work, tmp_path, tmp_path, workers=2))
-    assert "process died" in found.pop("dies")
-    assert found == {"fine-0": None, "done": None, "fine-1": "as told"}
+    errors = outcome(over_processes(GROUPS, work, tmp_path, tmp_path, workers=2))
+    assert "process died" in errors.pop("dies")
+    assert errors == {"fine-0": None, "done": None, "fine-1": "as told"}
 
 
 SLEEPY = """
@@ -112,9 +112,9 @@ def test_ray_gives_what_one_process_gives(finished_grid, tmp_path, monkeypatch):
 @needs_ray
 def test_ray_records_a_task_that_dies(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = outcome(over_ray(GROUPS, work, Path("runs"), Path("shared"), address="local"))
-    assert "its Ray task failed" in found.pop("dies")
-    assert found == {"fine-0": None, "done": None, "fine-1": "as told"}
+    errors = outcome(over_ray(GROUPS, work, Path("runs"), Path("shared"), address="local"))
+    assert "its Ray task failed" in errors.pop("dies")
+    assert errors == {"fine-0": None, "done": None, "fine-1": "as told"}
 
 
 @needs_ray

@@ -133,7 +133,7 @@ class _State:
         if self.values.data_ptr() == weight.data_ptr():  # a single row or column: .T.contiguous() did not copy
             self.values = self.values.clone()
         self.values[factor.dead] = 0
-        self.gone = None if held is None else ~held.T  # (in, out): dropped by an earlier step
+        self.absent = None if held is None else ~held.T  # (in, out): dropped by an earlier step
         self.changes = torch.empty_like(self.values)  # d = fixed - original, (in, out)
         self.keeps = None if choice is None else torch.empty_like(self.values, dtype=torch.bool)
         self.scales: torch.Tensor | None = None  # (groups, out)
@@ -205,10 +205,10 @@ class _State:
         """What the choice drops among `count` columns from `column` on, as they are now; (count, out) bool."""
         a = column - self.start
         values, costs = self.current[a : a + count], self.costs[a : a + count]
-        if self.gone is None:
+        if self.absent is None:
             return choice.prune(values, costs, column)
-        gone = self.gone[column : column + count]
-        return choice.prune(values.masked_fill(gone, 0), costs, column) | gone
+        absent = self.absent[column : column + count]
+        return choice.prune(values.masked_fill(absent, 0), costs, column) | absent
 
     def _fit(self, column: int) -> None:
         """Fit the scale of the group that starts here, on the weights that would stay as things are now."""
