@@ -102,11 +102,11 @@ class PrunePlan(BaseModel):
 
     def require_layers(self, layers: Sequence[Layer], place: str) -> None:
         """Raises InputError unless the plan names exactly these MoE layers, with their numbers of experts and top_k."""
-        theirs = {layer.name: (layer.num_experts, layer.top_k) for layer in layers}
+        model_layers = {layer.name: (layer.num_experts, layer.top_k) for layer in layers}
         ours = {layer.name: (layer.num_experts, layer.top_k) for layer in self.layers}
-        if odd := sorted(set(ours) ^ set(theirs)):
+        if odd := sorted(set(ours) ^ set(model_layers)):
             raise InputError(f"{place}: the plan and the model do not have the same MoE layers: {', '.join(odd)}")
-        for name, (experts, top_k) in theirs.items():
+        for name, (experts, top_k) in model_layers.items():
             if ours[name] != (experts, top_k):
                 raise InputError(
                     f"{place}: {name} has {experts} experts and top_k={top_k}, the plan says {ours[name][0]} and "

@@ -47,8 +47,8 @@ def routed(layer: Layer, affinity: np.ndarray, choice: np.ndarray, kept: np.ndar
     if layer.num_groups > 1:
         open_to = in_the_best_groups(layer, open_to)
     ids = np.argsort(-open_to, axis=1, kind="stable")[:, : layer.top_k]
-    there = np.isfinite(np.take_along_axis(open_to, ids, axis=1))
-    weights = np.where(there, np.take_along_axis(affinity, ids, axis=1), 0.0)
+    is_open = np.isfinite(np.take_along_axis(open_to, ids, axis=1))
+    weights = np.where(is_open, np.take_along_axis(affinity, ids, axis=1), 0.0)
     return ids, weights * gate_factor(layer, weights.sum(axis=1), (affinity * kept).sum(axis=1))[:, None]
 
 

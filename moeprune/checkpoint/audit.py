@@ -37,7 +37,7 @@ class Audit:
 
 def require_headers(directory: Path, shards: Iterable[Shard]) -> dict[str, Entry]:
     """Every tensor on disk by name. Raises AuditError at the first that is not as planned, missing or too many."""
-    found: dict[str, Entry] = {}
+    on_disk: dict[str, Entry] = {}
     for shard in shards:
         entries, _ = read_header(directory / shard.name)
         planned = [(o.name, o.dtype, o.shape, o.size) for o in shard.outputs]
@@ -48,8 +48,8 @@ def require_headers(directory: Path, shards: Iterable[Shard]) -> dict[str, Entry
                 raise AuditError(f"{shard.name}: expected {want}, found {have}")
         if len(planned) != len(actual):
             raise AuditError(f"{shard.name}: {len(planned)} tensors expected, {len(actual)} found")
-        found |= {entry.name: entry for entry in entries}
-    return found
+        on_disk |= {entry.name: entry for entry in entries}
+    return on_disk
 
 
 def require_files(directory: Path, expected: Iterable[str]) -> int:
@@ -95,8 +95,8 @@ def reload_keys(config: Any, entries: Mapping[str, Entry]) -> tuple[set[str], se
     }
     try:
         with _quiet_loading():
-            found, config = model_class(config)
-            _, info = found.from_pretrained(
+            loader, config = model_class(config)
+            _, info = loader.from_pretrained(
                 None, config=config, state_dict=tensors, device_map="meta", output_loading_info=True
             )
     except RuntimeError as error:  # transformers' answer to shapes that do not fit and to conversions that fail
@@ -129,15 +129,15 @@ def require_routers(
 
     Raises AuditError unless its rows are those of the kept experts, in order.
     """
-    found = []
+    projections = []
     for layer in source.layers:
         tensor = router_tensor(source, layer.name)
         expected = read_floats(source.directory / tensor.shard, tensor.entry)
-        found.append(read_floats(directory / tensor.shard, entries[tensor.name]))
+        projections.append(read_floats(directory / tensor.shard, entries[tensor.name]))
         order = [*orders.get(layer.name, range(layer.num_experts)), *source.memory.extra_ids(layer.name)]
-        if not np.array_equal(expected[order], found[-1], equal_nan=True):
+        if not np.array_equal(expected[order], projections[-1], equal_nan=True):
             raise AuditError(f"{layer.name}: the router's rows are not those of the kept experts")
-    return found
+    return projections
 
 
 def require_counts(config: Any, source: Inventory, count: int) -> None:
@@ -145,10 +145,10 @@ def require_counts(config: Any, source: Inventory, count: int) -> None:
     from moeprune.models.layers import find_moe_layers
     from moeprune.models.loading import empty_model
 
-    found = [(layer.name, layer.info.num_experts) for layer in find_moe_layers(empty_model(config))]
+    layers = [(layer.name, layer.info.num_experts) for layer in find_moe_layers(empty_model(config))]
     expected = [(layer.name, count) for layer in source.layers]
-    if found != expected:
-        raise AuditError(f"config.json describes other layers than planned: {sorted(set(found) ^ set(expected))[:4]}")
+    if layers != expected:
+        raise AuditError(f"config.json describes other layers than planned: {sorted(set(layers) ^ set(expected))[:4]}")
 
 
 def logits_difference(
@@ -165,8 +165,8 @@ def logits_difference(
     config = load_config(directory)
     model = auto_class(config).from_pretrained(directory, dtype=getattr(torch, dtype)).eval()
     with torch.no_grad():
-        found = model(input_ids=input_ids).logits.float()
-        return float((found - reference(input_ids).float()).abs().max())
+        logits = model(input_ids=input_ids).logits.float()
+        return float((logits - reference(input_ids).float()).abs().max())
 
 
 def require_plan_fits(checkpoint: Inventory, plan: PrunePlan, mtp: MtpPolicy) -> int:

@@ -68,18 +68,18 @@ def weight_files(directory: Path) -> tuple[list[str], Mapping[str, Any] | None]:
 
 
 def require_index_fits(directory: Path, index: Mapping[str, Any] | None, entries: list[tuple[str, Entry]]) -> None:
-    found: dict[str, str] = {}
+    file_of: dict[str, str] = {}
     for file, entry in entries:
-        if entry.name in found:
-            raise InputError(f"{directory}: {entry.name} is in {found[entry.name]} and again in {file}")
-        found[entry.name] = file
+        if entry.name in file_of:
+            raise InputError(f"{directory}: {entry.name} is in {file_of[entry.name]} and again in {file}")
+        file_of[entry.name] = file
     if index is None:
         return
     weight_map = index["weight_map"]
-    for name in found.keys() | weight_map.keys():
-        if found.get(name) != weight_map.get(name):
+    for name in file_of.keys() | weight_map.keys():
+        if file_of.get(name) != weight_map.get(name):
             raise InputError(
-                f"{directory}: {name} is in {found.get(name, 'no file')}, but {INDEX} says "
+                f"{directory}: {name} is in {file_of.get(name, 'no file')}, but {INDEX} says "
                 f"{weight_map.get(name, 'nothing')}"
             )
 

@@ -51,14 +51,14 @@ def other_files(checkpoint: Inventory) -> OtherFiles:
 
     Raises InputError for a link that leads nowhere.
     """
-    made = {*checkpoint.shards, CONFIG, CARD, RECORD, *([INDEX] if checkpoint.index is not None else [])}
+    own_files = {*checkpoint.shards, CONFIG, CARD, RECORD, *([INDEX] if checkpoint.index is not None else [])}
     copied, left_out, size = [], [], 0
     for folder, directories, files in os.walk(checkpoint.directory, followlinks=True):
         directories[:] = sorted(name for name in directories if _is_walked(Path(folder, name)))
         for file in files:
             path = Path(folder, file)
             name = path.relative_to(checkpoint.directory).as_posix()
-            if name in made:
+            if name in own_files:
                 continue
             if not path.is_file():
                 raise InputError(f"{path}: a link that leads nowhere; download the checkpoint again")

@@ -48,15 +48,17 @@ def plan_shards(checkpoint: Inventory, edits: Edits) -> tuple[Shard, ...]:
             assert output.name not in seen, f"two tensors would be named {output.name}"
             seen.add(output.name)
             by_shard[tensor.shard].append(output)
-    return tuple(_shard(name, found, checkpoint.metadata[name]) for name, found in by_shard.items() if found)
+    return tuple(
+        _shard(name, tensors_of, checkpoint.metadata[name]) for name, tensors_of in by_shard.items() if tensors_of
+    )
 
 
-def _shard(name: str, found: list[Output], metadata: Mapping[str, str]) -> Shard:
+def _shard(name: str, tensors_of: list[Output], metadata: Mapping[str, str]) -> Shard:
     # Wide types first, as the format's own writer does: every tensor then starts at a multiple of its element size,
     # which readers that map the file need and a sliced tensor in the source's order could break.
-    found = sorted(found, key=lambda output: -_alignment(output))
-    header = header_bytes(((o.name, o.dtype, o.shape, o.size) for o in found), metadata)
-    return Shard(name, header, tuple(found))
+    tensors_of = sorted(tensors_of, key=lambda output: -_alignment(output))
+    header = header_bytes(((o.name, o.dtype, o.shape, o.size) for o in tensors_of), metadata)
+    return Shard(name, header, tuple(tensors_of))
 
 
 def _alignment(output: Output) -> int:

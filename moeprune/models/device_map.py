@@ -25,10 +25,10 @@ def require_device_map(device_map: DeviceMap, offload_folder: str | None) -> Non
         if device == "disk":
             continue
         try:
-            found = torch.device(device)
+            target = torch.device(device)
         except RuntimeError as error:
             raise InputError(f"runtime.device_map: {place!r} is no device; give 0, cuda:1, cpu or disk") from error
-        if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        if target.type == "cuda" and (target.index or 0) >= torch.cuda.device_count():
             raise InputError(f"runtime.device_map: torch sees {torch.cuda.device_count()} GPUs, not {place!r}")
     if "disk" in places and offload_folder is None:
         raise InputError(

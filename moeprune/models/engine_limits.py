@@ -58,10 +58,10 @@ def notes(config: Mapping[str, Any], counts: Sequence[int], *, top_k: int) -> tu
 
     `config` is the pruned config.json, `counts` the experts left in each MoE layer.
     """
-    found: list[Note] = []
+    notes: list[Note] = []
     uniform = len(set(counts)) == 1
     if not uniform:
-        found.append(
+        notes.append(
             Note(
                 "every engine",
                 "refuses",
@@ -70,13 +70,13 @@ def notes(config: Mapping[str, Any], counts: Sequence[int], *, top_k: int) -> tu
             )
         )
     count = min(counts)
-    found += _reachability(config, count, top_k)
-    found += _kernels(config, count)
-    found += _speculation(config)
+    notes += _reachability(config, count, top_k)
+    notes += _kernels(config, count)
+    notes += _speculation(config)
     if uniform:
-        found += _parallel(config, count)
+        notes += _parallel(config, count)
     order = ("refuses", "slower", "advice")
-    return tuple(sorted(found, key=lambda note: order.index(note.effect)))
+    return tuple(sorted(notes, key=lambda note: order.index(note.effect)))
 
 
 def _reachability(config: Mapping[str, Any], count: int, top_k: int) -> Iterable[Note]:

@@ -47,16 +47,16 @@ def find_moe_layers(model: nn.Module) -> list[MoELayer]:
     Raises InputError for a dense model, an unknown or refused family, and a block whose parts are not understood.
     """
     config: Any = model.config
-    found = [(name, module) for name, module in model.named_modules() if _is_experts(name, module, config)]
-    if not found and not _known_types(config):
+    matches = [(name, module) for name, module in model.named_modules() if _is_experts(name, module, config)]
+    if not matches and not _known_types(config):
         raise InputError(
             f"{config.model_type}: no MoE layers found, this is a dense model or an unknown architecture; nothing to "
             "prune. Use `moeprune compress` for dense weights"
         )
     family = family_for(config)
-    if not found:
+    if not matches:
         raise InputError(f"{config.model_type}: a supported family, but this model has no MoE layer; nothing to prune")
-    return [_layer(model, name, experts, family) for name, experts in found]
+    return [_layer(model, name, experts, family) for name, experts in matches]
 
 
 def moe_layers_if_any(model: nn.Module) -> list[MoELayer]:
@@ -137,8 +137,8 @@ def router_weight(layer: MoELayer) -> torch.Tensor:
 def choice_bias(layer: MoELayer) -> torch.Tensor | None:
     """What is added to the experts' scores (experts,) when they are chosen, but not in gates; None where nothing is."""
     places = ((module, name) for module in (layer.router, layer.block) for name in BIASES)
-    found = (value(module, name) for module, name in places if isinstance(getattr(module, name, None), torch.Tensor))
-    return next((bias.detach().float().reshape(-1) for bias in found), None)
+    biases = (value(module, name) for module, name in places if isinstance(getattr(module, name, None), torch.Tensor))
+    return next((bias.detach().float().reshape(-1) for bias in biases), None)
 
 
 def _known_types(config: Any) -> set[str]:

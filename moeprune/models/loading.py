@@ -73,10 +73,10 @@ def device_of(device: str) -> str:
     if device == "cuda" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
-        found = torch.device(device)
+        target = torch.device(device)
     except RuntimeError as error:
         raise InputError(f"runtime.device: {device!r} is not a device; give auto, cpu, cuda or cuda:1") from error
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+    if target.type == "cuda" and (target.index or 0) >= torch.cuda.device_count():
         raise InputError(f"runtime.device: torch sees {torch.cuda.device_count()} GPUs, not {device}; give auto or cpu")
     return device
 

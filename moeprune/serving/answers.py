@@ -120,7 +120,7 @@ class Proof:
 
 def compare(
     questions: Questions,
-    found: Answers,
+    engine_answers: Answers,
     scores: Sequence[Score],
     *,
     dtype: str,
@@ -130,38 +130,44 @@ def compare(
     """The proof, with every way in which the engine is not the model in memory as a problem that names the place."""
     steps = [
         [
-            Step(best - ours, None if theirs is None else abs(theirs - ours))
-            for theirs, ours, best in zip(answer.log_probabilities, score.log_probabilities, score.best, strict=True)
+            Step(best - ours, None if other is None else abs(other - ours))
+            for other, ours, best in zip(answer.log_probabilities, score.log_probabilities, score.best, strict=True)
         ]
-        for answer, score in zip(found.answers, scores, strict=True)
+        for answer, score in zip(engine_answers.answers, scores, strict=True)
     ]
     differences = [step.difference for one in steps for step in one if step.difference is not None]
     behind = [step.behind for one in steps for step in one]
     limit = tolerance.tie if tolerance is not None else 0.0
     far = sum(step.is_far(tolerance) for one in steps for step in one)
     mean, most = (sum(differences) / len(differences), max(differences)) if differences else (0.0, 0.0)
-    tokenizer = _tokenizer(questions, found)
-    chats = _chats(questions, found)
+    tokenizer = _tokenizer(questions, engine_answers)
+    chats = _chats(questions, engine_answers)
     problems = []
     if tolerance is not None and far > tolerance.outliers * len(behind):
-        problems += _far_tokens(questions, found, steps, tolerance)
+        problems += _far_tokens(questions, engine_answers, steps, tolerance)
     if tolerance is not None and not mean <= tolerance.mean:
         problems.append(f"log-probabilities differ by {mean:.2g} nats on average, more than {tolerance.mean:g}")
     if not differences:
-        problems.append(f"{found.engine} generated no token for any prompt; nothing was compared")
+        problems.append(f"{engine_answers.engine} generated no token for any prompt; nothing was compared")
     if tokenizer != "equal":
-        problems.append(f"{found.engine} splits text into other tokens: {tokenizer}")
-    problems += [f"{found.engine} renders {name} differently" for name, how in chats.items() if how == "different"]
-    warnings = [f"{found.engine} does not render {n}: {how}" for n, how in chats.items() if how.startswith("refused")]
-    silent = [name for name, answer in zip(questions.names, found.answers, strict=True) if not answer.tokens]
+        problems.append(f"{engine_answers.engine} splits text into other tokens: {tokenizer}")
+    problems += [
+        f"{engine_answers.engine} renders {name} differently" for name, how in chats.items() if how == "different"
+    ]
+    warnings = [
+        f"{engine_answers.engine} does not render {n}: {how}" for n, how in chats.items() if how.startswith("refused")
+    ]
+    silent = [name for name, answer in zip(questions.names, engine_answers.answers, strict=True) if not answer.tokens]
     if differences and silent:
-        warnings.append(f"{found.engine} generated no token for {', '.join(silent)}; nothing was compared there")
+        warnings.append(
+            f"{engine_answers.engine} generated no token for {', '.join(silent)}; nothing was compared there"
+        )
     return Proof(
-        engine=found.engine,
-        version=found.version,
+        engine=engine_answers.engine,
+        version=engine_answers.version,
         dtype=dtype,
         compared_with=compared_with,
-        prompts=len(found.answers),
+        prompts=len(engine_answers.answers),
         tokens=len(behind),
         tokens_equal=sum(value <= 0 for value in behind),
         ties=sum(0 < value <= limit for value in behind),
@@ -177,11 +183,11 @@ def compare(
 
 
 def _far_tokens(
-    questions: Questions, found: Answers, steps: Sequence[Sequence[Step]], tolerance: Tolerance
+    questions: Questions, engine_answers: Answers, steps: Sequence[Sequence[Step]], tolerance: Tolerance
 ) -> list[str]:
     """One line for every prompt with a token outside the tolerance."""
     lines = []
-    for name, answer, values in zip(questions.names, found.answers, steps, strict=True):
+    for name, answer, values in zip(questions.names, engine_answers.answers, steps, strict=True):
         far = [i for i, step in enumerate(values) if step.is_far(tolerance)]
         if far:
             step = values[far[0]]
@@ -193,18 +199,18 @@ def _far_tokens(
     return lines
 
 
-def _tokenizer(questions: Questions, found: Answers) -> str:
-    for i, (ours, theirs) in enumerate(zip(questions.text_ids, found.tokenized, strict=True), start=1):
-        if ours != theirs:
-            return f"text {i} is {len(theirs)} tokens {list(theirs)[:8]}..., not {len(ours)} {list(ours)[:8]}..."
+def _tokenizer(questions: Questions, engine_answers: Answers) -> str:
+    for i, (ours, other) in enumerate(zip(questions.text_ids, engine_answers.tokenized, strict=True), start=1):
+        if ours != other:
+            return f"text {i} is {len(other)} tokens {list(other)[:8]}..., not {len(ours)} {list(ours)[:8]}..."
     return "equal"
 
 
-def _chats(questions: Questions, found: Answers) -> dict[str, str]:
+def _chats(questions: Questions, engine_answers: Answers) -> dict[str, str]:
     results = {}
-    for chat, theirs in zip(questions.chats, found.rendered, strict=True):
-        if isinstance(theirs, str):
-            results[chat.name] = f"refused: {theirs}"
+    for chat, other in zip(questions.chats, engine_answers.rendered, strict=True):
+        if isinstance(other, str):
+            results[chat.name] = f"refused: {other}"
         else:
-            results[chat.name] = "equal" if theirs == chat.ids else "different"
+            results[chat.name] = "equal" if other == chat.ids else "different"
     return results

@@ -90,10 +90,12 @@ def ask_script(
         "options": dict(options or {}),
     }
     with tempfile.TemporaryDirectory() as folder:
-        asked, answered, said = (Path(folder) / name for name in ("request.json", "answers.json", "log.txt"))
-        asked.write_text(json.dumps(request), encoding="utf-8")
-        command = [str(python), str(HERE / "scripts" / f"{engine}_answers.py"), str(asked), str(answered)]
-        with said.open("w", encoding="utf-8") as output:
+        question_file, answer_file, output_file = (
+            Path(folder) / name for name in ("request.json", "answers.json", "log.txt")
+        )
+        question_file.write_text(json.dumps(request), encoding="utf-8")
+        command = [str(python), str(HERE / "scripts" / f"{engine}_answers.py"), str(question_file), str(answer_file)]
+        with output_file.open("w", encoding="utf-8") as output:
             code: int | None
             try:
                 code = subprocess.run(
@@ -108,15 +110,15 @@ def ask_script(
                 ).returncode
             except subprocess.TimeoutExpired:
                 code = None
-        text = said.read_text(encoding="utf-8", errors="replace")
+        text = output_file.read_text(encoding="utf-8", errors="replace")
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text(text, encoding="utf-8")
         if code is None:
             raise EngineError(f"{engine}: no answer within {PATIENCE} s")
-        if not answered.is_file():
+        if not answer_file.is_file():
             raise EngineError(f"{engine} ended with code {code}: {last_words(text)}")
-        return Answers.parse(json.loads(answered.read_text(encoding="utf-8")))
+        return Answers.parse(json.loads(answer_file.read_text(encoding="utf-8")))
 
 
 @contextmanager

@@ -73,15 +73,15 @@ def read_gguf(path: Path) -> Gguf:
             for _ in range(pairs):
                 key = _string(file)
                 values[key] = _value(file, _number(file, "I"))
-            found = {}
+            shapes = {}
             for _ in range(tensors):
                 name = _string(file)
                 dims = struct.unpack(f"<{(n := _number(file, 'I'))}Q", file.read(8 * n))
                 file.read(12)  # type and offset
-                found[name] = tuple(dims)
+                shapes[name] = tuple(dims)
     except (struct.error, UnicodeDecodeError, MemoryError, OverflowError) as error:
         raise InputError(f"{path}: the GGUF header is damaged ({error}); convert again") from error
-    return Gguf(path, values, found)
+    return Gguf(path, values, shapes)
 
 
 def _number(file: BinaryIO, code: str) -> Any:
@@ -112,14 +112,14 @@ def differences(gguf: Gguf, config: Mapping[str, Any], *, count: int, top_k: int
     A routing key that is absent contradicts nothing: for many architectures llama.cpp has the rule in code. Then only
     equal tokens show that it is the right one.
     """
-    said, problems, notes = gguf.about_experts(), [], []
+    metadata, problems, notes = gguf.about_experts(), [], []
     for key, wanted in _expected(config, count, top_k).items():
-        if key not in said:
+        if key not in metadata:
             notes.append(f"{gguf.architecture}.{key} is absent, config.json means {wanted!r}; the engine decides")
-        elif not _same(said[key], wanted):
-            problems.append(f"{gguf.architecture}.{key} is {said[key]!r}, config.json means {wanted!r}")
+        elif not _same(metadata[key], wanted):
+            problems.append(f"{gguf.architecture}.{key} is {metadata[key]!r}, config.json means {wanted!r}")
     counts = gguf.expert_counts()
-    wrong = {name: found for name, found in counts.items() if found != count}
+    wrong = {name: experts for name, experts in counts.items() if experts != count}
     if wrong:
         name = min(wrong)
         problems.append(f"{name} holds {wrong[name]} experts, config.json says {count}")
@@ -145,10 +145,10 @@ def _expected(config: Mapping[str, Any], count: int, top_k: int) -> dict[str, An
     return wanted
 
 
-def _same(found: Any, wanted: Any) -> bool:
+def _same(value: Any, wanted: Any) -> bool:
     if isinstance(wanted, float):
-        return abs(float(found) - wanted) <= 1e-6 * abs(wanted)
-    return bool(found == wanted)
+        return abs(float(value) - wanted) <= 1e-6 * abs(wanted)
+    return bool(value == wanted)
 
 
 CONVERTER = "convert_hf_to_gguf.py"
@@ -170,13 +170,13 @@ def require_quantiser(llama_cpp: Path) -> Path:
     for place in QUANTISERS:
         if os.access(llama_cpp / place, os.X_OK) and (llama_cpp / place).is_file():
             return llama_cpp / place
-    found = shutil.which("llama-quantize")
-    if found is None:
+    quantiser = shutil.which("llama-quantize")
+    if quantiser is None:
         raise InputError(
             f"--quantize: no llama-quantize in {llama_cpp} or on the search path; build it there (cmake -B build && "
             "cmake --build build --target llama-quantize), or leave --quantize out"
         )
-    return Path(found)
+    return Path(quantiser)
 
 
 def convert(

@@ -84,8 +84,8 @@ def requirements_of(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
         name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         headers = HeaderParser().parsestr(archive.read(name).decode("utf-8"))
-    found = headers.get_all("Requires-Dist") or []
-    return [line for line in found if "extra ==" not in line and not _TORCH_FAMILY.match(line)]
+    requirements = headers.get_all("Requires-Dist") or []
+    return [line for line in requirements if "extra ==" not in line and not _TORCH_FAMILY.match(line)]
 
 
 def _name_it_vllm(python: Path) -> None:

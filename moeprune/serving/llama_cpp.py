@@ -38,10 +38,12 @@ def ask_llama_cpp(
     """
     context = questions.longest + NEW_TOKENS + 8
     with tempfile.TemporaryDirectory() as folder:
-        said = Path(folder) / "log.txt"
+        output_file = Path(folder) / "log.txt"
         try:
             opened = (
-                _own_server(binary, gguf, context, said) if binary else _package_server(python, gguf, context, said)
+                _own_server(binary, gguf, context, output_file)
+                if binary
+                else _package_server(python, gguf, context, output_file)
             )
             with opened as (address, version):
                 return Answers(
@@ -52,13 +54,13 @@ def ask_llama_cpp(
                     rendered=tuple(_rendered(address, chat) for chat in questions.chats),
                 )
         finally:
-            if log is not None and said.is_file():
+            if log is not None and output_file.is_file():
                 log.parent.mkdir(parents=True, exist_ok=True)
-                log.write_text(said.read_text(encoding="utf-8", errors="replace"), encoding="utf-8")
+                log.write_text(output_file.read_text(encoding="utf-8", errors="replace"), encoding="utf-8")
 
 
 @contextmanager
-def _package_server(python: Path | None, gguf: Path, context: int, said: Path) -> Iterator[tuple[str, str]]:
+def _package_server(python: Path | None, gguf: Path, context: int, output_file: Path) -> Iterator[tuple[str, str]]:
     """(address, version) of a server that runs inside while the block does."""
     assert python is not None
     command = [
@@ -68,38 +70,38 @@ def _package_server(python: Path | None, gguf: Path, context: int, said: Path) -
         str(context),
         "GGML_TYPE_F32",
     ]
-    with _process(command, said) as process:
+    with _process(command, output_file) as process:
         assert process.stdout is not None
         with patience(process, START) as late:
             line = process.stdout.readline()
         if late.is_set():
-            raise EngineError(f"llama.cpp did not answer within {START} s: {_complaint(said)}")
+            raise EngineError(f"llama.cpp did not answer within {START} s: {_complaint(output_file)}")
         if not line:
             process.wait(30)
-            raise EngineError(f"llama.cpp does not load {gguf.name}: {_complaint(said)}")
-        told = json.loads(line)
-        _wait(told["address"], process, said)
-        yield told["address"], f"xllamacpp {told['version']}"
+            raise EngineError(f"llama.cpp does not load {gguf.name}: {_complaint(output_file)}")
+        reply = json.loads(line)
+        _wait(reply["address"], process, output_file)
+        yield reply["address"], f"xllamacpp {reply['version']}"
 
 
 @contextmanager
-def _own_server(binary: Path, gguf: Path, context: int, said: Path) -> Iterator[tuple[str, str]]:
+def _own_server(binary: Path, gguf: Path, context: int, output_file: Path) -> Iterator[tuple[str, str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     place = ["--host", "127.0.0.1", "--port", str(port), "-c", str(context), "-np", "1", "--jinja"]
     cache = ["-ctk", "f32", "-ctv", "f32", "--no-warmup"]
-    with _process([str(binary), "-m", str(gguf.absolute()), *place, *cache], said, talks=False) as process:
+    with _process([str(binary), "-m", str(gguf.absolute()), *place, *cache], output_file, talks=False) as process:
         address = f"http://127.0.0.1:{port}"
-        _wait(address, process, said)
+        _wait(address, process, output_file)
         yield address, str(_call(address, "/props", None).get("build_info", "llama-server"))
 
 
 @contextmanager
-def _process(command: list[str], said: Path, *, talks: bool = True) -> Iterator[subprocess.Popen[str]]:
+def _process(command: list[str], output_file: Path, *, talks: bool = True) -> Iterator[subprocess.Popen[str]]:
     """A process whose log is `said`; where it `talks` its standard output is a pipe, which somebody must read."""
     with (
-        said.open("w", encoding="utf-8") as log,
+        output_file.open("w", encoding="utf-8") as log,
         subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE if talks else log, stderr=log, text=True
         ) as process,
@@ -114,24 +116,24 @@ def _process(command: list[str], said: Path, *, talks: bool = True) -> Iterator[
                 process.kill()
 
 
-def _wait(address: str, process: subprocess.Popen[str], said: Path) -> None:
+def _wait(address: str, process: subprocess.Popen[str], output_file: Path) -> None:
     """Until the server is ready. Raises EngineError when it ends or stays silent."""
     end = time.monotonic() + START
     while time.monotonic() < end:
         if process.poll() is not None:
-            raise EngineError(f"llama.cpp ended with code {process.returncode}: {_complaint(said)}")
+            raise EngineError(f"llama.cpp ended with code {process.returncode}: {_complaint(output_file)}")
         try:
             _call(address, "/health", None)
         except (EngineError, OSError):
             time.sleep(0.2)
             continue
         return
-    raise EngineError(f"llama.cpp did not answer within {START} s: {_complaint(said)}")
+    raise EngineError(f"llama.cpp did not answer within {START} s: {_complaint(output_file)}")
 
 
-def _complaint(said: Path) -> str:
+def _complaint(output_file: Path) -> str:
     """The lines of its log that speak of an error."""
-    text = said.read_text(encoding="utf-8", errors="replace")
+    text = output_file.read_text(encoding="utf-8", errors="replace")
     lines = [line.strip() for line in text.splitlines() if "error" in line.lower() or "failed" in line.lower()]
     return lines[0][:500] if lines else last_words(text)
 
@@ -158,13 +160,13 @@ def _answer(address: str, ids: tuple[int, ...]) -> Answer:
     chosen: list[float | None] = []
     options = {"n_predict": 1, "temperature": 0, "n_probs": 1, "return_tokens": True, "cache_prompt": True}
     while len(tokens) < NEW_TOKENS:
-        found = _call(address, "/completion", {"prompt": [*ids, *tokens], **options})
-        if not found["tokens"]:
+        completion = _call(address, "/completion", {"prompt": [*ids, *tokens], **options})
+        if not completion["tokens"]:
             break
-        told = found.get("completion_probabilities") or []
-        tokens.append(found["tokens"][0])
-        chosen.append(told[0]["logprob"] if told else None)
-        if found["stop_type"] == "eos":
+        reply = completion.get("completion_probabilities") or []
+        tokens.append(completion["tokens"][0])
+        chosen.append(reply[0]["logprob"] if reply else None)
+        if completion["stop_type"] == "eos":
             break
     return Answer(tuple(tokens), tuple(chosen))
 

@@ -117,8 +117,8 @@ def _conversations() -> list[tuple[str, list[dict[str, Any]], list[dict[str, Any
 
 
 def _render(tokenizer: Any, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> list[int]:
-    found = tokenizer.apply_chat_template(messages, tools=tools, tokenize=True, add_generation_prompt=True)
-    return list(found["input_ids"]) if hasattr(found, "keys") else list(found)
+    rendering = tokenizer.apply_chat_template(messages, tools=tools, tokenize=True, add_generation_prompt=True)
+    return list(rendering["input_ids"]) if hasattr(rendering, "keys") else list(rendering)
 
 
 def _template_errors() -> tuple[type[Exception], ...]:

@@ -67,12 +67,12 @@ def _metrics(runs: Sequence[Mapping[str, float]], sizes: Mapping[str, float], su
 class _Engine:
     """A process that holds one model and waits between runs."""
 
-    def __init__(self, process: subprocess.Popen[str], said: Path) -> None:
-        self.process, self.said = process, said
-        told = self._next()
-        self.load_seconds = float(told["load_seconds"])
-        self.device = str(told["device"])
-        self.cache_tokens: int | None = told["cache_tokens"]
+    def __init__(self, process: subprocess.Popen[str], output_file: Path) -> None:
+        self.process, self.output_file = process, output_file
+        reply = self._next()
+        self.load_seconds = float(reply["load_seconds"])
+        self.device = str(reply["device"])
+        self.cache_tokens: int | None = reply["cache_tokens"]
 
     def time(self) -> dict[str, float]:
         assert self.process.stdin is not None
@@ -93,21 +93,21 @@ class _Engine:
             for line in self.process.stdout:
                 if line.startswith("@@"):
                     return json.loads(line[2:])
-                with self.said.open("a", encoding="utf-8") as log:
+                with self.output_file.open("a", encoding="utf-8") as log:
                     log.write(line)
         if late.is_set():
             raise EngineError(f"vllm: no answer within {PATIENCE} s")
-        text = self.said.read_text(encoding="utf-8", errors="replace") if self.said.is_file() else ""
+        text = self.output_file.read_text(encoding="utf-8", errors="replace") if self.output_file.is_file() else ""
         raise EngineError(f"vllm ended with code {self.process.wait()}: {last_words(text)}")
 
 
 @contextmanager
 def _engine(python: Path, request: Mapping[str, Any]) -> Iterator[_Engine]:
     with tempfile.TemporaryDirectory() as folder:
-        asked = Path(folder) / "request.json"
-        asked.write_text(json.dumps(request), encoding="utf-8")
+        question_file = Path(folder) / "request.json"
+        question_file.write_text(json.dumps(request), encoding="utf-8")
         process = subprocess.Popen(
-            [str(python), str(HERE / "scripts/vllm_timings.py"), str(asked)],
+            [str(python), str(HERE / "scripts/vllm_timings.py"), str(question_file)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -111,9 +111,9 @@ class WeightsOnDisk:
 
         lazy: dict[str, TensorOnDisk] = {name: self.tensors[name] for name in sources}
         information, _ = convert_and_load_state_dict_in_model(self._model, lazy, self._load_config)
-        for name, there, here in information.mismatched_keys:
+        for name, on_disk, here in information.mismatched_keys:
             raise InputError(
-                f"{name}: has shape {tuple(there)} on disk and {tuple(here)} in the model; config and weights differ"
+                f"{name}: has shape {tuple(on_disk)} on disk and {tuple(here)} in the model; config and weights differ"
             )
         for name, error in information.conversion_errors.items():
             raise InputError(f"{name}: transformers cannot convert what is on disk ({error.strip().splitlines()[-1]})")

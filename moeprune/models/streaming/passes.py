@@ -188,10 +188,10 @@ class LayerMajor:
     def _go_on(self, one: Waiting, step: Callable[[], Call | None], expected: str) -> None:
         """Run the pass up to its call of the next decoder layer."""
         one.call = self._until_layer(one, step)
-        found = "no layer" if one.call is None else self._layers[id(one.call.module)]
-        if found != expected:
+        called = "no layer" if one.call is None else self._layers[id(one.call.module)]
+        if called != expected:
             raise StreamingError(
-                f"the model called {found} where {expected} was next; it cannot be streamed, set runtime.streaming=off"
+                f"the model called {called} where {expected} was next; it cannot be streamed, set runtime.streaming=off"
             )
 
     def _until_layer(self, one: Waiting, step: Callable[[], Call | None]) -> Call | None:

@@ -66,13 +66,13 @@ class Parked:
     def held(self, shared: set[int]) -> list[torch.Tensor]:
         """One tensor for each piece of memory that is followed and alive, without those at the addresses `shared`."""
         self._seen = {key: reference for key, reference in self._seen.items() if reference() is not None}
-        found: dict[int, torch.Tensor] = {}
+        pieces: dict[int, torch.Tensor] = {}
         for tensor in (reference() for reference in self._seen.values()):
             if tensor is not None:
                 storage = tensor.untyped_storage()
                 if storage.resizable() and storage.nbytes() >= SMALL and storage.data_ptr() not in shared:
-                    found.setdefault(storage.data_ptr(), tensor)
-        return list(found.values())
+                    pieces.setdefault(storage.data_ptr(), tensor)
+        return list(pieces.values())
 
     def put_away(self, tensors: list[torch.Tensor]) -> None:
         """Write the tensors that changed since they were last written, and empty the memory of all."""

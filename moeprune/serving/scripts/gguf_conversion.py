@@ -23,10 +23,10 @@ def _owners(converter: Any) -> list[Any]:
     """The classes that define the look-up: in one file in older releases, in a package in newer ones."""
     modules = [converter, *(module for name, module in sys.modules.items() if name.startswith("conversion"))]
     classes = {value for module in modules for value in vars(module).values() if isinstance(value, type)}
-    found = [owner for owner in classes if "get_vocab_base_pre" in vars(owner)]
-    if not found:
+    owners = [owner for owner in classes if "get_vocab_base_pre" in vars(owner)]
+    if not owners:
         sys.exit("this converter has no get_vocab_base_pre; the pre-tokenizer cannot be given to it")
-    return found
+    return owners
 
 
 def _with_fallback(known: Any, pre_tokenizer: str) -> Any:

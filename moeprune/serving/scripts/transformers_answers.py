@@ -35,7 +35,7 @@ def main(request_path: str, answers_path: str) -> None:
 def _answer(torch: Any, model: Any, ids: list[int], new_tokens: int) -> dict[str, list[Any]]:
     prompt = torch.tensor([ids])
     with torch.no_grad():
-        found = model.generate(
+        output = model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=new_tokens,
@@ -43,8 +43,8 @@ def _answer(torch: Any, model: Any, ids: list[int], new_tokens: int) -> dict[str
             output_logits=True,
             return_dict_in_generate=True,
         )
-    tokens = found.sequences[0, len(ids) :].tolist()
-    likely = [torch.log_softmax(step[0].double(), dim=-1)[token] for step, token in zip(found.logits, tokens)]
+    tokens = output.sequences[0, len(ids) :].tolist()
+    likely = [torch.log_softmax(step[0].double(), dim=-1)[token] for step, token in zip(output.logits, tokens)]
     return {"tokens": tokens, "log_probabilities": [float(value) for value in likely]}
 
 
@@ -53,10 +53,10 @@ def _rendered(tokenizer: Any, chat: dict[str, Any]) -> list[int]:
     for message in messages:
         for call in message.get("tool_calls", []):
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-    found = tokenizer.apply_chat_template(
+    output = tokenizer.apply_chat_template(
         messages, tools=chat["tools"], tokenize=True, add_generation_prompt=chat["add_generation_prompt"]
     )
-    return list(found["input_ids"]) if hasattr(found, "keys") else list(found)
+    return list(output["input_ids"]) if hasattr(output, "keys") else list(output)
 
 
 if __name__ == "__main__":

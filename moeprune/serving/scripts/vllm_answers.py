@@ -29,13 +29,13 @@ def main(request_path: str, answers_path: str) -> None:
     )
     seconds = time.monotonic() - started
     greedy = SamplingParams(temperature=0.0, max_tokens=request["new_tokens"], logprobs=0)
-    found = [engine.generate({"prompt_token_ids": ids}, greedy, use_tqdm=False)[0] for ids in request["prompts"]]
+    outputs = [engine.generate({"prompt_token_ids": ids}, greedy, use_tqdm=False)[0] for ids in request["prompts"]]
     tokenizer = engine.get_tokenizer()
     answers = {
         "engine": "vllm",
         "version": _version(),
         "load_seconds": seconds,
-        "answers": [_answer(output.outputs[0]) for output in found],
+        "answers": [_answer(output.outputs[0]) for output in outputs],
         "tokenized": [tokenizer.encode(text, add_special_tokens=True) for text in request["texts"]],
         "rendered": [_rendered(engine, chat, SamplingParams(max_tokens=1)) for chat in request["chats"]],
     }

@@ -29,13 +29,13 @@ def main(request_path: str) -> None:
         gpu_memory_utilization=0.45,  # two engines share the device; CPU builds go by VLLM_CPU_KVCACHE_SPACE
     )
     cache = engine.llm_engine.vllm_config.cache_config
-    told = {
+    facts = {
         "load_seconds": time.monotonic() - started,
         "cache_tokens": _cache_tokens(engine, cache),
         "device": engine.llm_engine.vllm_config.device_config.device_type,
         "version": _version(),
     }
-    say(told)
+    say(facts)
     for _ in sys.stdin:
         say(_timed(engine, prompts, request["new_tokens"]))
     say({"peak_memory": _peak_memory()})
@@ -60,13 +60,13 @@ def _cache_tokens(engine: Any, cache: Any) -> int | None:
 def _timed(engine: Any, prompts: list[Any], new_tokens: int) -> dict[str, float]:
     first, _ = _generate(engine, prompts[:1], 1)
     filled, _ = _generate(engine, prompts, 1)
-    whole, made = _generate(engine, prompts, 1 + new_tokens)
+    whole, generated = _generate(engine, prompts, 1 + new_tokens)
     if whole <= filled:
         raise RuntimeError(f"{new_tokens} tokens took no longer than the first: the machine is too busy to time this")
     tokens = sum(len(prompt["prompt_token_ids"]) for prompt in prompts)
     return {
         "prefill_tokens_per_second": tokens / filled,
-        "decode_tokens_per_second": (made - len(prompts)) / (whole - filled),
+        "decode_tokens_per_second": (generated - len(prompts)) / (whole - filled),
         "time_to_first_token": first,
     }
 
@@ -77,8 +77,8 @@ def _generate(engine: Any, prompts: list[Any], new_tokens: int) -> tuple[float, 
 
     sampling = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
     started = time.perf_counter()
-    found = engine.generate(prompts, sampling, use_tqdm=False)
-    return time.perf_counter() - started, sum(len(output.outputs[0].token_ids) for output in found)
+    outputs = engine.generate(prompts, sampling, use_tqdm=False)
+    return time.perf_counter() - started, sum(len(output.outputs[0].token_ids) for output in outputs)
 
 
 def _version() -> str:
