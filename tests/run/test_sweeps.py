@@ -42,18 +42,7 @@ def test_each_run_of_a_sweep_has_its_own_directory_and_the_agents_id(tmp_path):
     first, *_, last = commands(SWEEPS[0])
     for run_id, (_, _, config, *overrides) in {"run1": first, "run2": last}.items():
         words = [word.replace("=online", "=offline") for word in overrides] + FEW + ["evaluation.tasks=[]"]
-        command = [
-            sys.executable,
-            "-m",
-            "moeprune",
-            "run",
-            config,
-            *words,
-            "--output",
-            str(tmp_path),
-            "--until",
-            "evaluate",
-        ]
+        command = [sys.executable, "-m", "moeprune", "run", config, *words, "--output", str(tmp_path)]
         environment = os.environ | {"WANDB_SWEEP_ID": "sweep7", "WANDB_RUN_ID": run_id, "WANDB_MODE": "offline"}
         subprocess.run(command, check=True, cwd=ROOT, env=environment)
         records = read_records(tmp_path / "one-method-sweep7" / run_id / "metrics.jsonl")
