@@ -130,5 +130,6 @@ def differences(old: RunConfig, new: RunConfig) -> list[str]:
 def locked(directory: Path) -> Iterator[None]:
     """Inside, no other process works in this directory; a second one waits. A dead process holds no lock."""
     directory.mkdir(parents=True, exist_ok=True)
-    with FileLock(directory / ".lock"):
+    # A soft lock, which filelock takes where a file system has no flock, would outlive its process.
+    with FileLock(directory / ".lock", fallback_to_soft=False, preserve_lock_file=True):
         yield
